@@ -1,0 +1,12 @@
+// What each binding file adds to the module. House rule: an array argument that is written to is noconvert().
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+namespace tiercel {
+void bind_linear(nanobind::module_& m);
+void bind_rows(nanobind::module_& m);
+void bind_sampler(nanobind::module_& m);
+void bind_program(nanobind::module_& m);
+} // namespace tiercel

@@ -1,0 +1,10 @@
+// The one Python module of the native core.
+#include "bind.hpp"
+
+NB_MODULE(_core, m) {
+  m.doc() = "Tiercel's native core: packed weights, kernels, the thread team and the replay of recorded programs.";
+  tiercel::bind_linear(m);
+  tiercel::bind_rows(m);
+  tiercel::bind_sampler(m);
+  tiercel::bind_program(m);
+}

@@ -1,0 +1,253 @@
+// What the kernels of every instruction-set level are asked to do: argument structs and the table of entry points.
+//
+// Plain data only. This header is included by code compiled for different instruction sets, so it holds no inline function:
+// the linker keeps one copy of such a function, and the AVX-512 copy would crash an older processor.
+//
+// Every kernel is SPMD: all threads of the team call it with the same arguments and their own ThreadCtx; each does its fixed share.
+// A kernel's result for one output row depends on that row's inputs only: never on T, on the other rows, on the number of
+// threads or on the level. Reduction orders are part of each kernel's contract (see the .cpp files).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tiercel {
+
+// Weight formats, in the order of quant/formats.py.
+enum class Format : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+
+enum class KvType : uint8_t { F16, F32 };
+
+enum class Activation : uint8_t { Silu, GeluTanh };
+
+// One matrix W [N, K] in tile layout: tiles of 16 consecutive output rows, each tile contiguous (see kernels/pack.cpp).
+struct PackedMatrix {
+  Format format;
+  int64_t n;           // output rows
+  int64_t k;           // input columns; a multiple of 32 for the quantised formats
+  const uint8_t* data; // 64-byte aligned, ceil(n / 16) tiles of tile_bytes
+  int64_t tile_bytes;
+};
+
+// Rows of activations rounded to int8 by groups of 32 columns. One row is stride_bytes long and 64-byte aligned; what it holds
+// is private to kernels/quantize.cpp and kernels/linear_*.cpp. k is a multiple of 32.
+struct QuantRows {
+  uint8_t* data;
+  int64_t stride_bytes;
+  int64_t k;
+};
+
+// A team's barrier, seen from a kernel: every thread calls wait once.
+struct Barrier {
+  void (*wait)(Barrier* self, int32_t thread);
+};
+
+struct ThreadCtx {
+  int32_t thread;
+  int32_t n_threads;
+  Barrier* barrier;
+  uint8_t* scratch; // private to the thread, 64-byte aligned
+  int64_t scratch_bytes;
+};
+
+// The tokens of one step. Row t belongs to sequence row_seq[t] and sits at position row_pos[t] of it.
+struct StepView {
+  int32_t n_tokens;         // T
+  int32_t n_seqs;           // S
+  int32_t n_rows;           // R: rows that need logits
+  const int32_t* seq_slot;  // [S]
+  const int32_t* seq_start; // [S] position of the sequence's first row in this step
+  const int32_t* seq_rows;  // [S + 1] first row of each sequence
+  const int32_t* row_token; // [T]
+  const int32_t* row_pos;   // [T]
+  const int32_t* row_seq;   // [T]
+  const int32_t* logits_rows; // [R]
+  const int32_t* page_table;  // [slots, page_table_stride] page ids; entries past a sequence's last page are never read
+  int64_t page_table_stride;
+};
+
+// One layer's share of the page pool. Page p of head h starts at base + p * page_stride_bytes + h * head_stride_bytes.
+// A page holds page_tokens tokens (a multiple of 16) as page_tokens / 16 runs; one run is K^T [D][16] followed by V [16][D],
+// in the pool's KvType.
+struct KvLayer {
+  uint8_t* base;
+  int64_t page_stride_bytes;
+  int64_t head_stride_bytes;
+  int32_t page_tokens;
+  KvType type;
+};
+
+// One product of a group: y[:, y_col : y_col + n] = x @ W^T (+ bias).
+struct LinearPart {
+  const PackedMatrix* w;
+  const float* bias; // [n] or nullptr
+  int64_t y_col;
+};
+
+// y[m, :] = parts applied to x[m, :] (+ residual[m, :]). Either xq (quantised weights) or x (float weights) is set, as the parts'
+// formats need; all parts of a call agree. residual may be y itself.
+struct LinearArgs {
+  const LinearPart* parts;
+  int32_t n_parts;
+  int64_t m;
+  const QuantRows* xq;
+  const float* x;
+  int64_t ldx;
+  float* y;
+  int64_t ldy;
+  const float* residual; // or nullptr
+  int64_t ld_residual;
+};
+
+struct EmbedArgs {
+  const PackedMatrix* w; // [V, E]
+  const int32_t* ids;    // [m], each in 0..V
+  int64_t m;
+  float* y; // [m, E]
+  int64_t ldy;
+  float scale;
+};
+
+// y = x / sqrt(mean(x^2) + eps) * w, over n_heads groups of width columns each (n_heads = 1 for a whole row). Results go to y (f32) or,
+// when yq is set, are rounded to int8 there. With residual set, y = residual + norm(x).
+struct NormArgs {
+  const float* x;
+  int64_t ldx;
+  int64_t m;
+  int64_t width;
+  const float* w; // [width]
+  float eps;
+  const float* residual;
+  int64_t ld_residual;
+  float* y;
+  int64_t ldy;
+  const QuantRows* yq;
+};
+
+struct QuantizeArgs {
+  const float* x;
+  int64_t ldx;
+  int64_t m;
+  const QuantRows* yq;
+};
+
+// y = act(gate) * up with gate = x[:, 0:f] and up = x[:, f:2f]; to y (f32) or rounded to yq.
+struct GatedArgs {
+  const float* x;
+  int64_t ldx;
+  int64_t m;
+  int64_t f;
+  Activation act;
+  float* y;
+  int64_t ldy;
+  const QuantRows* yq;
+};
+
+// cos_sin[t] = [cos(angle_0..D2-1) | sin(angle_0..D2-1)] * magnitude; angle_j = float(row_pos[t]) * inv_freq[j] rounded to f32.
+struct RopeTableArgs {
+  const float* inv_freq; // [d2]
+  int64_t d2;
+  float magnitude;
+  float* cos_sin; // [T, 2 * d2]
+  int64_t ld;
+};
+
+// For each row of qkv [T, (H + 2K) * D]: optional RMS norms of each q and k head, half-split rotation of the first 2 * d2 columns of each
+// head, q left in place, k and v written to the sequence's page slot.
+struct RopeKvArgs {
+  float* qkv;
+  int64_t ld;
+  int32_t n_heads;    // H
+  int32_t n_kv_heads; // K
+  int32_t head_dim;   // D
+  const float* q_norm; // [D] or nullptr
+  const float* k_norm; // [D] or nullptr
+  float eps;
+  const float* cos_sin; // [T, 2 * d2] or nullptr (no rotation)
+  int64_t ld_cos_sin;
+  int32_t d2;
+  KvLayer kv;
+};
+
+// Causal attention of every row over its own sequence's pages, this step's rows included.
+struct AttentionArgs {
+  const float* q; // [T, H * D], row stride ldq
+  int64_t ldq;
+  float* y; // [T, H * D]
+  int64_t ldy;
+  int32_t n_heads;
+  int32_t n_kv_heads;
+  int32_t head_dim;
+  float scale;
+  int32_t window;   // 0: all; W: key s is visible to query t when t - W < s <= t
+  float softcap;    // 0: none; c: c * tanh(score / c) after scaling
+  KvLayer kv;
+  uint8_t* shared_scratch; // one for the team, sized by attention_shared_bytes
+  int64_t shared_scratch_bytes;
+};
+
+struct SelectRowsArgs {
+  const float* x;
+  int64_t ldx;
+  int64_t width;
+  float* y;
+  int64_t ldy;
+};
+
+// x = cap * tanh(x / cap), in place.
+struct SoftcapArgs {
+  float* x;
+  int64_t ldx;
+  int64_t m;
+  int64_t width;
+  float cap;
+};
+
+// x[m, :width] += y[m, :width]
+struct AddArgs {
+  float* x;
+  int64_t ldx;
+  const float* y;
+  int64_t ldy;
+  int64_t m;
+  int64_t width;
+};
+
+struct KernelTable {
+  const char* level; // "scalar", "avx2", "avx512"
+  void (*linear)(const LinearArgs&, const ThreadCtx&);
+  void (*embed)(const EmbedArgs&, const ThreadCtx&);
+  void (*quantize)(const QuantizeArgs&, const ThreadCtx&);
+  void (*norm)(const NormArgs&, const ThreadCtx&);
+  void (*gated)(const GatedArgs&, const ThreadCtx&);
+  void (*rope_table)(const RopeTableArgs&, const StepView&, const ThreadCtx&);
+  void (*rope_kv)(const RopeKvArgs&, const StepView&, const ThreadCtx&);
+  void (*attention)(const AttentionArgs&, const StepView&, const ThreadCtx&);
+  void (*select_rows)(const SelectRowsArgs&, const StepView&, const ThreadCtx&);
+  void (*softcap)(const SoftcapArgs&, const ThreadCtx&);
+  void (*add)(const AddArgs&, const ThreadCtx&);
+  // First index of the largest of x[0..n); a NaN anywhere gives -1.
+  int64_t (*argmax)(const float* x, int64_t n);
+};
+
+// The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.
+int32_t n_kernel_levels();
+const KernelTable* kernel_level(int32_t i);
+
+// Bytes of one QuantRows row of k columns (a multiple of 64).
+int64_t quant_row_bytes(int64_t k);
+
+// Bytes that pack_matrix writes for W [n, k]; 0 when the format cannot hold k columns.
+int64_t packed_bytes(Format format, int64_t n, int64_t k);
+
+// Repacks file rows [n, row_bytes] (GGUF block layout; rows taken in the order of row_order if not null) to tiles at out (64-byte
+// aligned). expand_to_f32: dequantise every format to F32 tiles instead. Rows tile_begin*16 .. tile_end*16 only, so threads can share a matrix.
+void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t n,
+                 int64_t k, uint8_t* out, int64_t tile_begin, int64_t tile_end);
+
+// Scratch that attention wants: of each thread, and once for the team, for at most max_tokens rows and max_len positions.
+int64_t attention_thread_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim);
+int64_t attention_shared_bytes(int32_t n_heads, int32_t head_dim, int64_t max_seqs, int64_t max_len, int32_t n_threads);
+int64_t linear_thread_bytes(int64_t max_k, int64_t max_m);
+
+} // namespace tiercel

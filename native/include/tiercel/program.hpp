@@ -1,0 +1,184 @@
+// A recorded program: a flat list of ops over buffers of one arena, replayed by a team without allocation.
+//
+// Built once (add_* in order), then only read. A buffer has a fixed offset and a row stride; the number of rows comes with each step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "tiercel/kernels.hpp"
+#include "tiercel/team.hpp"
+
+namespace tiercel {
+
+// Which count of the step an op's rows are.
+enum class Rows : uint8_t { Tokens, Logits };
+
+// Memory from the system: zeroed, lazily touched, 2 MiB pages where the system grants them.
+class Region {
+ public:
+  explicit Region(int64_t bytes);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  uint8_t* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+struct BufferRef {
+  int64_t offset;       // in the arena
+  int64_t stride_bytes; // of one row
+};
+
+namespace op {
+struct RopeTable {
+  std::vector<float> inv_freq;
+  float magnitude;
+  BufferRef out;
+};
+struct Embed {
+  PackedMatrix w;
+  float scale;
+  BufferRef y;
+};
+struct Norm {
+  BufferRef x;
+  int64_t width;
+  std::vector<float> w;
+  float eps;
+  std::optional<BufferRef> residual;
+  BufferRef y;
+  bool is_quantized; // y holds QuantRows
+};
+struct Quantize {
+  BufferRef x;
+  int64_t width;
+  BufferRef y;
+};
+struct Linear {
+  BufferRef x;
+  bool is_quantized; // x holds QuantRows
+  int64_t k;
+  std::vector<PackedMatrix> weights;
+  std::vector<std::vector<float>> biases; // empty: none
+  std::vector<LinearPart> parts;          // point into the two above
+  BufferRef y;
+  std::optional<BufferRef> residual;
+};
+struct RopeKv {
+  BufferRef qkv;
+  int32_t n_heads, n_kv_heads, head_dim;
+  std::vector<float> q_norm, k_norm; // empty: none
+  float eps;
+  std::optional<BufferRef> cos_sin;
+  int32_t d2;
+  int32_t layer;
+};
+struct Attention {
+  BufferRef q;
+  BufferRef y;
+  int32_t n_heads, n_kv_heads, head_dim;
+  float scale;
+  int32_t window;
+  float softcap;
+  int32_t layer;
+};
+struct Gated {
+  BufferRef x;
+  int64_t f;
+  Activation act;
+  BufferRef y;
+  bool is_quantized;
+};
+struct SelectRows {
+  BufferRef x;
+  int64_t width;
+  BufferRef y;
+};
+struct Softcap {
+  BufferRef x;
+  int64_t width;
+  float cap;
+};
+struct Add {
+  BufferRef x, y;
+  int64_t width;
+};
+} // namespace op
+
+using OpBody = std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated,
+                            op::SelectRows, op::Softcap, op::Add>;
+
+struct Op {
+  Rows rows;
+  OpBody body;
+};
+
+// The page pool's memory. Page-major: one page of all layers and heads is one contiguous run, so a tier moves it with one copy.
+struct KvPool {
+  uint8_t* base = nullptr;
+  int32_t n_pages = 0;
+  int32_t page_tokens = 16;
+  KvType type = KvType::F16;
+  int64_t page_stride_bytes = 0;
+  std::vector<int64_t> layer_offset;      // [layers]
+  std::vector<int64_t> head_stride_bytes; // [layers]
+
+  KvLayer layer(int32_t i) const {
+    const auto l = static_cast<size_t>(i);
+    return {base + layer_offset[l], page_stride_bytes, head_stride_bytes[l], page_tokens, type};
+  }
+};
+
+class Program {
+ public:
+  Program(const KernelTable* kernels, int32_t n_threads);
+
+  void add(Op op);
+  // Fixes sizes and allocates: no add after it. logits: where the last linear left [R, vocab] floats.
+  void seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t vocab, int64_t max_tokens, int64_t max_rows, int64_t max_seqs,
+            int64_t max_len);
+
+  // Runs all ops of one step; called by every thread of the team with the same step.
+  void replay(const StepView& step, int32_t thread, Barrier* barrier);
+
+  float* logits_row(int64_t r) const { return reinterpret_cast<float*>(arena_->data() + logits_.offset + r * logits_.stride_bytes); }
+  uint8_t* arena() const { return arena_->data(); }
+  int64_t arena_bytes() const { return arena_->bytes(); }
+  int64_t vocab() const { return vocab_; }
+  int32_t n_threads() const { return n_threads_; }
+  size_t n_ops() const { return ops_.size(); }
+  const KernelTable* kernels() const { return kernels_; }
+
+  // Nanoseconds spent in each op, summed over steps since the last call, when timing is on. Read between steps only.
+  void set_timing(bool on);
+  std::vector<int64_t> take_op_ns();
+
+ private:
+  void run_op(const Op& op, const StepView& step, const ThreadCtx& ctx);
+  QuantRows quant_rows(const BufferRef& b, int64_t k) const { return {arena_->data() + b.offset, b.stride_bytes, k}; }
+  float* floats(const BufferRef& b) const { return reinterpret_cast<float*>(arena_->data() + b.offset); }
+
+  const KernelTable* kernels_;
+  int32_t n_threads_;
+  std::vector<Op> ops_;
+  std::unique_ptr<Region> arena_;
+  std::unique_ptr<Region> scratch_;
+  int64_t thread_scratch_bytes_ = 0;
+  std::unique_ptr<Region> attention_scratch_;
+  KvPool kv_;
+  BufferRef logits_{0, 0};
+  int64_t vocab_ = 0;
+  bool is_timed_ = false;
+  std::vector<int64_t> op_ns_;
+};
+
+} // namespace tiercel

@@ -1,0 +1,113 @@
+// Slots, and the thread that replays steps over them one after the other.
+//
+// Thread rule: admit, set_pages, release, submit and collect come from one caller thread. Steps run on the runner's own thread (the
+// team's thread 0). A slot's rows are written by the caller only while no submitted step names it, but for page table entries, which are
+// appended past those that submitted steps read, and the token after the last, which only the sampler writes.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "tiercel/program.hpp"
+#include "tiercel/sampler.hpp"
+
+namespace tiercel {
+
+struct StepLimits {
+  int64_t n_slots;
+  int64_t max_len;        // tokens of one slot
+  int64_t max_tokens;     // rows of one step
+  int64_t max_rows;       // rows with logits of one step
+  int64_t pages_per_slot; // page table row length
+};
+
+// What a submitted step asks for; spans are copied.
+struct StepRequest {
+  int64_t step_id;
+  std::span<const int32_t> seq_slot, seq_start, seq_tokens;
+  std::span<const uint8_t> seq_samples, seq_scores;
+  int32_t n_top; // -1: no log-probabilities
+};
+
+struct StepOutcome {
+  int64_t step_id = 0;
+  std::vector<int32_t> row_seq, row_pos, row_token, row_rank;
+  std::vector<float> row_logprob;
+  std::vector<int32_t> top_ids; // [R, n_top]
+  std::vector<float> top_logprobs;
+  int32_t n_top = -1;
+  int64_t compute_ns = 0;
+};
+
+class StepRunner {
+ public:
+  static constexpr int32_t kDepth = 2; // steps that may be submitted and not collected
+
+  StepRunner(std::unique_ptr<Program> program, StepLimits limits, std::vector<int32_t> cpus);
+  ~StepRunner();
+  StepRunner(const StepRunner&) = delete;
+  StepRunner& operator=(const StepRunner&) = delete;
+
+  // REQUIRES: the slot is free; ids are inside the vocabulary; tokens fit max_len.
+  void admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_prompt, SamplerParams params);
+  void set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages);
+
+  // Returns nullptr when the step was queued, else why it does not fit the limits (and nothing changed).
+  const char* submit(const StepRequest& request);
+  // Waits for the oldest submitted step. REQUIRES: one is submitted.
+  StepOutcome collect();
+
+  int64_t n_submitted() const { return n_submitted_; }
+  Program& program() { return *program_; }
+  const StepLimits& limits() const { return limits_; }
+  std::span<int32_t> tokens_of(int32_t slot) { return {token_row(slot), static_cast<size_t>(limits_.max_len)}; }
+  // The logits of row r of the step that ran last. REQUIRES: no step is running.
+  std::span<const float> last_logits(int64_t r) const { return {program_->logits_row(r), static_cast<size_t>(program_->vocab())}; }
+
+ private:
+  struct Slot {
+    SamplerParams params;
+    int64_t n_prompt = 0;
+  };
+  // One submitted step: its arrays are sized once, for the limits.
+  struct Work {
+    int64_t step_id = 0;
+    std::vector<int32_t> seq_slot, seq_start, seq_rows, seq_tokens;
+    std::vector<uint8_t> seq_samples, seq_scores;
+    std::vector<int32_t> row_token, row_pos, row_seq, logits_rows;
+    std::vector<uint8_t> row_is_sample; // of logits rows
+    int32_t n_rows = 0;
+    StepOutcome outcome;
+  };
+
+  int32_t* token_row(int32_t slot) { return reinterpret_cast<int32_t*>(tokens_->data()) + slot * limits_.max_len; }
+  void serve();
+  void run(Work& work);
+  void gather(Work& work);
+  void sample(Work& work, int32_t thread);
+
+  std::unique_ptr<Program> program_;
+  StepLimits limits_;
+  std::unique_ptr<Region> tokens_;     // int32 [slots, max_len]
+  std::unique_ptr<Region> page_table_; // int32 [slots, pages_per_slot]
+  std::vector<Slot> slots_;
+  std::vector<SamplerScratch> sampler_scratch_; // [threads]
+  Team team_;
+
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::array<Work, kDepth> works_;
+  int64_t n_submitted_ = 0; // submitted and not collected; written by the caller thread
+  int64_t n_queued_total_ = 0, n_done_total_ = 0, n_collected_total_ = 0;
+  bool is_closing_ = false;
+  std::thread thread_;
+};
+
+} // namespace tiercel

@@ -1,0 +1,14 @@
+// This level's table of entry points. The functions are defined in the other sources of this folder.
+#include "table.hpp"
+
+namespace tiercel::TIERCEL_LEVEL {
+
+#define TIERCEL_STRING_(x) #x
+#define TIERCEL_STRING(x) TIERCEL_STRING_(x)
+
+extern const KernelTable table;
+const KernelTable table = {
+    TIERCEL_STRING(TIERCEL_LEVEL), linear, embed, quantize, norm, gated, rope_table, rope_kv, attention, select_rows, softcap, add, argmax,
+};
+
+} // namespace tiercel::TIERCEL_LEVEL

@@ -1,0 +1,28 @@
+// The entry points every level defines, one declaration each. Included by kernel sources only.
+#pragma once
+
+#include "tiercel/kernels.hpp"
+
+namespace tiercel::TIERCEL_LEVEL {
+
+// linear_*.cpp, quantize.cpp
+void linear(const LinearArgs&, const ThreadCtx&);
+void embed(const EmbedArgs&, const ThreadCtx&);
+void quantize(const QuantizeArgs&, const ThreadCtx&);
+// Rounds one row x[0..k) to int8 groups at out (one QuantRows row). For use inside fused kernels.
+void quantize_row(const float* x, int64_t k, uint8_t* out);
+
+// rows.cpp
+void norm(const NormArgs&, const ThreadCtx&);
+void gated(const GatedArgs&, const ThreadCtx&);
+void rope_table(const RopeTableArgs&, const StepView&, const ThreadCtx&);
+void rope_kv(const RopeKvArgs&, const StepView&, const ThreadCtx&);
+void select_rows(const SelectRowsArgs&, const StepView&, const ThreadCtx&);
+void softcap(const SoftcapArgs&, const ThreadCtx&);
+void add(const AddArgs&, const ThreadCtx&);
+int64_t argmax(const float* x, int64_t n);
+
+// attention.cpp
+void attention(const AttentionArgs&, const StepView&, const ThreadCtx&);
+
+} // namespace tiercel::TIERCEL_LEVEL

@@ -1,0 +1,210 @@
+#include "tiercel/step_runner.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace tiercel {
+
+StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std::vector<int32_t> cpus)
+    : program_(std::move(program)),
+      limits_(limits),
+      tokens_(std::make_unique<Region>(limits.n_slots * limits.max_len * 4)),
+      page_table_(std::make_unique<Region>(limits.n_slots * limits.pages_per_slot * 4)),
+      slots_(static_cast<size_t>(limits.n_slots)),
+      team_(program_->n_threads(), std::move(cpus)) {
+  for (int32_t t = 0; t < program_->n_threads(); ++t) sampler_scratch_.emplace_back(program_->vocab());
+  const auto n_seqs = static_cast<size_t>(limits.n_slots), n_tokens = static_cast<size_t>(limits.max_tokens);
+  for (Work& w : works_) {
+    for (auto* v : {&w.seq_slot, &w.seq_start, &w.seq_tokens}) v->reserve(n_seqs);
+    w.seq_rows.reserve(n_seqs + 1);
+    for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq}) v->reserve(n_tokens);
+    w.logits_rows.reserve(static_cast<size_t>(limits.max_rows));
+    w.row_is_sample.reserve(static_cast<size_t>(limits.max_rows));
+  }
+  thread_ = std::thread([this] { serve(); });
+}
+
+StepRunner::~StepRunner() {
+  {
+    std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_prompt, SamplerParams params) {
+  std::memcpy(token_row(slot), tokens.data(), tokens.size_bytes());
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  s.params = std::move(params);
+  s.n_prompt = n_prompt;
+}
+
+void StepRunner::set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages) {
+  auto* row = reinterpret_cast<int32_t*>(page_table_->data()) + slot * limits_.pages_per_slot;
+  std::memcpy(row + first, pages.data(), pages.size_bytes());
+}
+
+const char* StepRunner::submit(const StepRequest& request) {
+  if (n_submitted_ == kDepth) return "two steps are already submitted";
+  int64_t n_tokens = 0, n_rows = 0;
+  for (size_t s = 0; s < request.seq_slot.size(); ++s) {
+    const int64_t count = request.seq_tokens[s], end = request.seq_start[s] + count;
+    if (request.seq_slot[s] < 0 || request.seq_slot[s] >= limits_.n_slots) return "a slot is out of range";
+    if (count < 1 || request.seq_start[s] < 0) return "a sequence computes no token or starts before 0";
+    const bool needs_next = request.seq_samples[s] || request.seq_scores[s]; // the token after the last row is read or written
+    if (end + (needs_next ? 1 : 0) > limits_.max_len) return "a sequence exceeds the slot's length";
+    n_tokens += count;
+    n_rows += request.seq_scores[s] ? count : (request.seq_samples[s] ? 1 : 0);
+  }
+  if (static_cast<int64_t>(request.seq_slot.size()) > limits_.n_slots) return "more sequences than slots";
+  if (n_tokens > limits_.max_tokens) return "more tokens than a step may hold";
+  if (n_rows > limits_.max_rows) return "more rows with logits than a step may hold";
+
+  Work& w = works_[static_cast<size_t>(n_queued_total_ % kDepth)];
+  w.step_id = request.step_id;
+  w.seq_slot.assign(request.seq_slot.begin(), request.seq_slot.end());
+  w.seq_start.assign(request.seq_start.begin(), request.seq_start.end());
+  w.seq_tokens.assign(request.seq_tokens.begin(), request.seq_tokens.end());
+  w.seq_samples.assign(request.seq_samples.begin(), request.seq_samples.end());
+  w.seq_scores.assign(request.seq_scores.begin(), request.seq_scores.end());
+  w.n_rows = static_cast<int32_t>(n_rows);
+  // Sized here, so that the step itself allocates nothing.
+  StepOutcome& out = w.outcome;
+  out.step_id = request.step_id;
+  out.n_top = request.n_top;
+  const auto rows = static_cast<size_t>(n_rows), n_top = static_cast<size_t>(std::max(request.n_top, 0));
+  for (auto* v : {&out.row_seq, &out.row_pos, &out.row_token}) v->assign(rows, 0);
+  out.row_logprob.assign(request.n_top >= 0 ? rows : 0, 0.0f);
+  out.row_rank.assign(request.n_top >= 0 ? rows : 0, 0);
+  out.top_ids.assign(rows * n_top, 0);
+  out.top_logprobs.assign(rows * n_top, 0.0f);
+  {
+    std::lock_guard lock(mutex_);
+    ++n_queued_total_;
+  }
+  ++n_submitted_;
+  changed_.notify_all();
+  return nullptr;
+}
+
+StepOutcome StepRunner::collect() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return n_done_total_ > n_collected_total_; });
+  Work& w = works_[static_cast<size_t>(n_collected_total_ % kDepth)];
+  ++n_collected_total_;
+  --n_submitted_;
+  return std::move(w.outcome);
+}
+
+void StepRunner::serve() {
+  team_.adopt_caller();
+  for (;;) {
+    Work* work = nullptr;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return is_closing_ || n_queued_total_ > n_done_total_; });
+      if (is_closing_) return;
+      work = &works_[static_cast<size_t>(n_done_total_ % kDepth)];
+    }
+    run(*work);
+    {
+      std::lock_guard lock(mutex_);
+      ++n_done_total_;
+    }
+    changed_.notify_all();
+  }
+}
+
+void StepRunner::gather(Work& w) {
+  w.seq_rows.assign(1, 0);
+  for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.logits_rows}) v->clear();
+  w.row_is_sample.clear();
+  StepOutcome& out = w.outcome;
+  for (size_t s = 0; s < w.seq_slot.size(); ++s) {
+    const int32_t* ids = token_row(w.seq_slot[s]);
+    for (int32_t i = 0; i < w.seq_tokens[s]; ++i) {
+      const int32_t pos = w.seq_start[s] + i;
+      const bool is_last = i + 1 == w.seq_tokens[s];
+      const bool is_sample = is_last && w.seq_samples[s];
+      if (is_sample || w.seq_scores[s]) {
+        const size_t r = w.logits_rows.size();
+        w.logits_rows.push_back(static_cast<int32_t>(w.row_token.size()));
+        w.row_is_sample.push_back(is_sample);
+        out.row_seq[r] = static_cast<int32_t>(s);
+        out.row_pos[r] = pos;
+      }
+      w.row_token.push_back(ids[pos]);
+      w.row_pos.push_back(pos);
+      w.row_seq.push_back(static_cast<int32_t>(s));
+    }
+    w.seq_rows.push_back(static_cast<int32_t>(w.row_token.size()));
+  }
+}
+
+void StepRunner::run(Work& work) {
+  const auto start = std::chrono::steady_clock::now();
+  gather(work);
+  struct Job {
+    StepRunner* self;
+    Work* work;
+    StepView view;
+  } job{this, &work, {}};
+  job.view = {static_cast<int32_t>(work.row_token.size()),
+              static_cast<int32_t>(work.seq_slot.size()),
+              work.n_rows,
+              work.seq_slot.data(),
+              work.seq_start.data(),
+              work.seq_rows.data(),
+              work.row_token.data(),
+              work.row_pos.data(),
+              work.row_seq.data(),
+              work.logits_rows.data(),
+              reinterpret_cast<const int32_t*>(page_table_->data()),
+              limits_.pages_per_slot};
+  team_.run(
+      [](void* arg, int32_t thread) {
+        auto* j = static_cast<Job*>(arg);
+        j->self->program_->replay(j->view, thread, j->self->team_.barrier());
+        j->self->sample(*j->work, thread);
+      },
+      &job);
+  // The next step may already be queued and reads these tokens: written here, before this step counts as done.
+  for (size_t r = 0; r < work.outcome.row_token.size(); ++r) {
+    if (!work.row_is_sample[r]) continue;
+    const auto s = static_cast<size_t>(work.outcome.row_seq[r]);
+    // A failed row (-1) still needs a valid id: the sequence's next row may be in flight and is thrown away.
+    token_row(work.seq_slot[s])[work.outcome.row_pos[r] + 1] = std::max(work.outcome.row_token[r], 0);
+  }
+  work.outcome.compute_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+}
+
+void StepRunner::sample(Work& w, int32_t thread) {
+  StepOutcome& out = w.outcome;
+  const auto n_top = static_cast<size_t>(std::max(w.outcome.n_top, 0));
+  SamplerScratch& scratch = sampler_scratch_[static_cast<size_t>(thread)];
+  for (int64_t r = thread; r < w.n_rows; r += program_->n_threads()) {
+    const auto i = static_cast<size_t>(r);
+    const int32_t slot = w.seq_slot[static_cast<size_t>(out.row_seq[i])];
+    const Slot& state = slots_[static_cast<size_t>(slot)];
+    const int32_t* ids = token_row(slot);
+    const int64_t n_tokens = out.row_pos[i] + 1;
+    int32_t* top_ids = out.top_ids.data() + i * n_top;
+    float* top_logprobs = out.top_logprobs.data() + i * n_top;
+    SampleOut result{};
+    if (w.row_is_sample[i])
+      sample_row(program_->logits_row(r), program_->vocab(), program_->kernels(), state.params, ids, state.n_prompt, n_tokens, scratch, &result,
+                 static_cast<int32_t>(n_top), top_ids, top_logprobs, w.outcome.n_top >= 0);
+    else
+      score_row(program_->logits_row(r), program_->vocab(), ids[n_tokens], scratch, &result, static_cast<int32_t>(n_top), top_ids,
+                top_logprobs);
+    out.row_token[i] = result.token;
+    if (w.outcome.n_top >= 0) {
+      out.row_logprob[i] = result.logprob;
+      out.row_rank[i] = result.rank;
+    }
+  }
+}
+
+} // namespace tiercel

@@ -1,0 +1,38 @@
+"""Tiercel: an inference and serving engine for language models.
+
+`LLM` runs a model inside this process, `AsyncLLM` streams from it, `SamplingParams` says how tokens are chosen; names and
+meanings are vLLM's. Names are resolved on first use, so that `import tiercel` costs nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tiercel.llm.async_llm import AsyncLLM
+    from tiercel.llm.llm import LLM
+    from tiercel.protocol.outputs import CompletionOutput, Logprob, RequestOutput
+    from tiercel.protocol.params import RequestOutputKind, SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "tiercel.llm.llm",
+    "AsyncLLM": "tiercel.llm.async_llm",
+    "SamplingParams": "tiercel.protocol.params",
+    "RequestOutputKind": "tiercel.protocol.params",
+    "RequestOutput": "tiercel.protocol.outputs",
+    "CompletionOutput": "tiercel.protocol.outputs",
+    "Logprob": "tiercel.protocol.outputs",
+}
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "Logprob", "RequestOutput", "RequestOutputKind", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tiercel' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

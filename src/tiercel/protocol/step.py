@@ -1,0 +1,73 @@
+"""What the engine tells a runner about one step, and what it gets back. Knows neither models nor requests.
+
+A sequence lives in a **slot**: a row of the token table and of the page table, kept for its whole life. The runner owns the arrays;
+the engine says what happens to a slot through `runner.interface.Runner`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass: which tokens of which slots are computed, and which rows need logits.
+
+    Sequence s computes the tokens at positions `seq_start[s] .. seq_start[s] + seq_tokens[s]` of slot `seq_slot[s]`. Their ids are in the
+    slot's row of the token table: written by `Runner.admit`, or by an earlier step's sampler (which may still be in flight).
+
+    Shapes:
+        seq_slot, seq_start, seq_tokens   int32 [S]; slots are distinct, seq_tokens >= 1
+        seq_samples                       bool [S]; True: the last row's logits are sampled, and the token is written to the table
+        seq_scores                        bool [S]; True: every row but a sampled last one gives the log-probability of the token after it
+    """
+
+    step_id: int
+    seq_slot: np.ndarray
+    seq_start: np.ndarray
+    seq_tokens: np.ndarray
+    seq_samples: np.ndarray
+    seq_scores: np.ndarray
+    n_logprobs: int | None  # None: no log-probabilities; N: those of the chosen token and of the N likeliest
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens computed by the step."""
+        return int(self.seq_tokens.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The rows that needed logits, in plan order (sequence by sequence, position by position).
+
+    Shapes:
+        row_seq        int32 [R]   index into the plan's sequences
+        row_pos        int32 [R]   position whose logits these are
+        row_token      int32 [R]   sampled token, or for a scored row the token that follows; -1: the logits held a NaN
+        row_logprob    f32   [R]   log-probability of row_token, or None if the plan asked for none
+        row_rank       int32 [R]   1 + number of tokens with a strictly greater logit; None likewise
+        top_ids        int32 [R, N], top_logprobs f32 [R, N]   the likeliest, best first; None likewise
+    """
+
+    step_id: int
+    row_seq: np.ndarray
+    row_pos: np.ndarray
+    row_token: np.ndarray
+    row_logprob: np.ndarray | None = None
+    row_rank: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    compute_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """What one runner can hold; all of it comes from the capacity formula in `runner.capacity`."""
+
+    n_slots: int
+    max_len_tokens: int  # of one sequence, prompt and output
+    max_step_tokens: int
+    max_logits_rows: int  # of one step; at least n_slots
+    page_size_tokens: int
+    n_pages: int
+    vocab_size: int

@@ -1,0 +1,1 @@
+"""Records a model's step once and replays it often: slots, memory plan, backends. Knows no requests and no text."""
