@@ -1,0 +1,118 @@
+"""What a model is to the rest of Tiercel: facts, the weights it needs, and a forward pass to record."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+from tiercel.ops.program import KvLayer, Program, Value
+from tiercel.ops.recorder import ComputeDtype, Recorder
+from tiercel.quant.formats import Format
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What start-up sizing, the scheduler and the user may know about a model."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    max_len_tokens: int
+    n_parameters: int
+    kv_layers: tuple[KvLayer, ...]
+
+    @property
+    def n_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return len(self.kv_layers)
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key/value heads of a layer; all layers have the same number."""
+        return self.kv_layers[0].n_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head; the same in all layers."""
+        return self.kv_layers[0].head_dim
+
+    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
+        """Bytes that one token leaves in the pool, for elements of `value_bytes` (2: float16, 4: float32)."""
+        return sum(2 * layer.n_kv_heads * layer.head_dim * value_bytes for layer in self.kv_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """What a forward pass is recorded for. `max_len_tokens` fixes rotary tables that depend on the length."""
+
+    max_len_tokens: int
+    norm_weights_include_one: bool = False
+
+
+class Tensor(Protocol):
+    """What a model needs to know of a checkpoint's tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, as the checkpoint has them."""
+        ...
+
+    @property
+    def format(self) -> Format:
+        """Format of its elements."""
+        ...
+
+
+class Model(ABC):
+    """One model: an architecture with its config read and checked. `norms_add_one`: norms multiply by 1 + weight."""
+
+    norms_add_one: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read a config dict in Hugging Face's names.
+
+        Raises:
+            UnsupportedModel: a field asks for arithmetic that is not implemented.
+            ModelFileError: a field is missing or makes no sense.
+        """
+
+    @property
+    @abstractmethod
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
+
+    @abstractmethod
+    def expected_weights(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every weight that the forward pass reads, by canonical name."""
+
+    @abstractmethod
+    def may_ignore(self, name: str) -> bool:
+        """Tell whether a checkpoint's tensor may be left unread, because the model needs no such value."""
+
+    @abstractmethod
+    def forward(self, rec: Recorder, options: RecordOptions) -> Value:
+        """Write one step in ops and return its logits."""
+
+    def record(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        compute_dtype: ComputeDtype = ComputeDtype.AUTO,
+        max_len_tokens: int | None = None,
+        norm_weights_include_one: bool = False,
+    ) -> Program:
+        """Record a step for weights of the given shapes and formats.
+
+        Raises:
+            ModelFileError: a weight is missing or has another shape than the config asks for.
+            ShapeError: the config's sizes do not fit an op's contract.
+        """
+        # Only what is read is looked at: what may be ignored can have a format that nothing reads.
+        needed = {name: tensors[name] for name in self.expected_weights() if name in tensors}
+        shapes = {name: tuple(tensor.shape) for name, tensor in needed.items()}
+        formats = {name: tensor.format for name, tensor in needed.items()}
+        length = self.info.max_len_tokens if max_len_tokens is None else max_len_tokens
+        rec = Recorder(self.info.architecture, shapes, formats, ComputeDtype(compute_dtype))
+        return rec.finish(self.forward(rec, RecordOptions(length, norm_weights_include_one)))

@@ -1,0 +1,53 @@
+"""From a config's architecture name to the model that implements it."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tiercel.base.errors import UnsupportedModel
+from tiercel.models.gemma3 import Gemma3
+from tiercel.models.llama import Llama, Mistral, SmolLM3
+from tiercel.models.model import Model
+from tiercel.models.qwen import Qwen2, Qwen3
+
+ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": Llama,
+        "MistralForCausalLM": Mistral,
+        "SmolLM3ForCausalLM": SmolLM3,
+        "Qwen2ForCausalLM": Qwen2,
+        "Qwen3ForCausalLM": Qwen3,
+        "Gemma3ForCausalLM": Gemma3,
+    }
+)
+"""Architecture name, as configs have it, to the class that reads and records it."""
+
+_MODEL_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+    }
+)
+
+
+def build_model(config: Mapping[str, Any]) -> Model:
+    """Return the model that a config describes, its config read and checked.
+
+    Raises:
+        UnsupportedModel: the architecture, or a field that changes its arithmetic, is not implemented.
+        ModelFileError: a field is missing or makes no sense.
+    """
+    names = config.get("architectures")
+    if names is None or names == []:
+        kind = config.get("model_type")
+        names = [_MODEL_TYPES.get(kind, kind) if isinstance(kind, str) else kind]
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in ARCHITECTURES:
+        shown = ", ".join(map(str, names)) if isinstance(names, list) else repr(names)
+        raise UnsupportedModel(
+            f"config: architecture {shown[:80]} is not implemented; the known ones are {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[names[0]].from_config(config)

@@ -1,0 +1,46 @@
+"""What an op costs at least: arithmetic, and bytes that must be read or written once. It knows no machine.
+
+A multiply and an add are two operations. Activations are float32; a weight counts its file bytes; values that stay in a
+core's cache between two ops are counted all the same, so `nbytes` is a floor for large steps and an over-count for
+small ones.
+"""
+
+from typing import NamedTuple
+
+from tiercel.ops.dims import Bounds
+
+F32_BYTES = 4
+
+
+class Cost(NamedTuple):
+    """Operations and bytes of one op in one step."""
+
+    flops: int
+    nbytes: int
+
+    def __add__(self, other: object) -> "Cost":
+        assert isinstance(other, Cost)
+        return Cost(self.flops + other.flops, self.nbytes + other.nbytes)
+
+
+def linear(m: int, n: int, k: int, weight_bytes: int) -> Cost:
+    """Return the cost of [m, k] times the transpose of [n, k]."""
+    return Cost(2 * m * n * k, (weight_bytes if m else 0) + F32_BYTES * m * (n + k))
+
+
+def rows(m: int, width_in: int, width_out: int, flops_per_column: int, fixed_bytes: int = 0) -> Cost:
+    """Return the cost of an op that reads and writes each row once."""
+    return Cost(flops_per_column * m * width_in, F32_BYTES * m * (width_in + width_out) + (fixed_bytes if m else 0))
+
+
+def attention(
+    bounds: Bounds, n_heads: int, n_kv_heads: int, head_dim: int, window: int, kv_value_bytes: int = 2
+) -> Cost:
+    """Return the cost of attending to `bounds.context_tokens` keys a query, read once for each sequence.
+
+    `kv_value_bytes` is the width of a stored key or value element (2: the float16 pool).
+    """
+    context = min(bounds.context_tokens, window) if window else bounds.context_tokens
+    q_and_y = 2 * F32_BYTES * bounds.n_tokens * n_heads * head_dim
+    kv = 2 * kv_value_bytes * bounds.n_sequences * context * n_kv_heads * head_dim
+    return Cost(4 * bounds.n_tokens * context * n_heads * head_dim, q_and_y + kv)

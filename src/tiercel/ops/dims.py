@@ -1,0 +1,41 @@
+"""The three dimensions of a program that are free until a step is run, and the bounds that pin them for planning."""
+
+import enum
+from dataclasses import dataclass
+
+from tiercel.base.errors import ShapeError
+
+
+class Dim(enum.StrEnum):
+    """A free dimension: how many rows a value has. All else is known when a program is recorded."""
+
+    TOKENS = "T"
+    SEQUENCES = "S"
+    ROWS = "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Values for the free dimensions: the largest ones to plan buffers for, or one step's to count its cost.
+
+    `context_tokens` is the mean number of keys that a query sees; only costs read it.
+    """
+
+    n_tokens: int
+    n_sequences: int
+    n_rows: int
+    context_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        values = (self.n_tokens, self.n_sequences, self.n_rows, self.context_tokens)
+        if min(values) < 0 or self.n_rows > self.n_tokens:
+            raise ShapeError(
+                f"ops.dims: got T={self.n_tokens}, S={self.n_sequences}, R={self.n_rows}, context={self.context_tokens}"
+                f"; numbers >= 0 with R <= T are needed"
+            )
+
+    def of(self, dim: Dim) -> int:
+        """Return the value of one dimension."""
+        if dim is Dim.TOKENS:
+            return self.n_tokens
+        return self.n_sequences if dim is Dim.SEQUENCES else self.n_rows

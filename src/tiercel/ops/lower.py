@@ -1,0 +1,211 @@
+"""A recorded program as native ops, one by one: nothing is fused that the native ops do not force together.
+
+What they force: q, k and v share one buffer, and their norms, rotation and storing are one op (`RopeKv`); a gate and
+its up-projection share one buffer; rounding to int8 is its own op; a residual stream is added to in place. `ops.passes`
+then makes it fast. A program that cannot be said this way is refused with the op at fault.
+"""
+
+from dataclasses import dataclass
+
+from tiercel.base.errors import UnsupportedModel
+from tiercel.ops import lowered as low
+from tiercel.ops.lowered import Buffer, BufferKind, Lowered, NativeOp
+from tiercel.ops.program import OpCall, Program, Value, Weight
+
+
+def lower(program: Program) -> Lowered:
+    """Return the program as native ops over buffers.
+
+    Raises:
+        UnsupportedModel: an op has no native form where it stands; the message names it.
+    """
+    result = _Lowering(program).run()
+    result.check()
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Where a value lies: columns `col` .. of a buffer."""
+
+    buffer: Buffer
+    col: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """How one of q, k, v is made: a linear, then perhaps a norm of each head, then perhaps a rotation."""
+
+    source: Value
+    norm: OpCall | None
+    rope: OpCall | None
+
+
+class _Lowering:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._made_by = {op.output: op for op in program.ops}
+        self._last_use: dict[Value, int] = {}
+        self._n_readers = {op.output: 0 for op in program.ops}
+        for i, op in enumerate(program.ops):
+            for value in dict.fromkeys(op.inputs):
+                self._last_use[value] = i
+                self._n_readers[value] += 1
+        self._last_use[program.output] = len(program.ops)
+        self._places: dict[Value, _Columns] = {}
+        self._absorbed: set[Value] = set()
+        self._heads: dict[Value, tuple[_Head, _Head, _Head]] = {}
+        self._n_buffers = 0
+        self._out: list[NativeOp] = []
+
+    def run(self) -> Lowered:
+        for op in self._program.ops:
+            if op.op == "attention":
+                self._join_heads(op)
+            elif op.op == "gated":
+                self._join([*op.inputs], op)
+        emit = {
+            "embed": self._embed,
+            "rms_norm": self._rms_norm,
+            "linear": self._linear,
+            "rope_table": self._rope_table,
+            "attention": self._attention,
+            "gated": self._gated,
+            "add": self._add,
+            "select_rows": self._select_rows,
+            "softcap": self._softcap,
+        }
+        for op in self._program.ops:
+            if op.output in self._absorbed:
+                continue
+            if op.op not in emit:
+                raise self._refuse(op, "it is no part of an attention")
+            emit[op.op](op)
+        output = self._whole(self._program.output, self._program.ops[-1])
+        return Lowered(self._program.name, tuple(self._out), output, self._program.kv_layers)
+
+    def _join_heads(self, op: OpCall) -> None:
+        heads = (self._head(op.inputs[0]), self._head(op.inputs[1]), self._head(op.inputs[2]))
+        q, k, v = heads
+        if v.norm or v.rope or (q.rope and q.rope.inputs[1]) != (k.rope and k.rope.inputs[1]):
+            raise self._refuse(op, "q and k must share one rotation, and v have neither norm nor rotation")
+        if q.norm and k.norm and q.norm.real("eps") != k.norm.real("eps"):
+            raise self._refuse(op, "the norms of q and k must share one eps")
+        self._join([head.source for head in heads], op)
+        self._heads[op.output] = heads
+        for call in (call for head in heads for call in (head.norm, head.rope) if call):
+            if self._n_readers[call.output] != 1:
+                raise self._refuse(call, "more than one op reads it")
+            self._absorbed.add(call.output)
+
+    def _head(self, value: Value) -> _Head:
+        norm, rope = None, None
+        call = self._made_by[value]
+        if call.op == "rope":
+            rope, call = call, self._only_maker(call)
+        if call.op == "rms_norm":
+            norm, call = call, self._only_maker(call)
+        return _Head(call.output, norm, rope)
+
+    def _only_maker(self, call: OpCall) -> OpCall:
+        return self._made_by[call.inputs[0]]
+
+    def _join(self, values: list[Value], reader: OpCall) -> None:
+        """Give values that one op reads neighbouring columns of one buffer."""
+        if len(set(values)) < len(values) or any(self._made_by[v].op != "linear" for v in values):
+            raise self._refuse(reader, "each of its operands must come from a linear of its own")
+        if any(self._n_readers[v] != 1 for v in values):
+            raise self._refuse(reader, "nothing else may read the linears that its operands come from")
+        buffer = self._buffer(values[0], width=sum(value.width for value in values))
+        col = 0
+        for value in values:
+            self._places[value] = _Columns(buffer, col)
+            col += value.width
+
+    def _buffer(self, like: Value, *, width: int | None = None, kind: BufferKind = BufferKind.F32) -> Buffer:
+        buffer = Buffer(self._n_buffers, like.rows, like.width if width is None else width, kind)
+        self._n_buffers += 1
+        return buffer
+
+    def _new(self, value: Value) -> Buffer:
+        buffer = self._buffer(value)
+        self._places[value] = _Columns(buffer, 0)
+        return buffer
+
+    def _whole(self, value: Value, reader: OpCall) -> Buffer:
+        place = self._places[value]
+        if place.buffer.width != value.width:
+            raise self._refuse(reader, f"it reads {value}, which shares its buffer with others")
+        return place.buffer
+
+    def _dies_at(self, value: Value, op: OpCall) -> bool:
+        last = self._last_use[value]
+        return last < len(self._program.ops) and self._program.ops[last] is op
+
+    def _embed(self, op: OpCall) -> None:
+        self._out.append(low.Embed(op.weights["w"], op.real("scale"), self._new(op.output)))
+
+    def _rope_table(self, op: OpCall) -> None:
+        self._out.append(low.RopeTable(op.constants[0], op.real("magnitude"), self._new(op.output)))
+
+    def _rms_norm(self, op: OpCall) -> None:
+        if op.integer("heads") != 1:
+            raise self._refuse(op, "a norm of heads is no part of an attention")
+        x = self._whole(op.inputs[0], op)
+        self._out.append(low.Norm(x, op.weights["w"], op.real("eps"), self._new(op.output)))
+
+    def _linear(self, op: OpCall) -> None:
+        x = self._whole(op.inputs[0], op)
+        if op.word("act") == "q8":
+            rounded = self._buffer(op.inputs[0], kind=BufferKind.Q8)
+            self._out.append(low.Quantize(x, rounded))
+            x = rounded
+        place = self._places.get(op.output) or _Columns(self._new(op.output), 0)
+        part = low.LinearPart(op.weights["w"], op.weights.get("bias"), place.col)
+        self._out.append(low.LinearGroup(x, (part,), place.buffer))
+
+    def _attention(self, op: OpCall) -> None:
+        q, k, _ = self._heads[op.output]
+        qkv = self._places[q.source].buffer
+        norms = [head.norm for head in (q, k) if head.norm]
+        cos_sin = self._whole(q.rope.inputs[1], op) if q.rope else None
+        h, n_kv, d = op.integer("heads"), op.integer("kv_heads"), op.integer("head_dim")
+        layer = op.integer("layer")
+        eps = norms[0].real("eps") if norms else 0.0
+        self._out.append(low.RopeKv(qkv, h, n_kv, d, _weight(q.norm), _weight(k.norm), eps, cos_sin, layer))
+        scale, window, softcap = op.real("scale"), op.integer("window"), op.real("softcap")
+        self._out.append(low.Attention(qkv, self._new(op.output), h, n_kv, d, scale, window, softcap, layer))
+
+    def _gated(self, op: OpCall) -> None:
+        gate = op.inputs[0]
+        joined = self._places[gate].buffer
+        self._out.append(low.Gated(joined, gate.width, op.word("act"), self._new(op.output)))
+
+    def _add(self, op: OpCall) -> None:
+        x, y = op.inputs
+        # In place: onto the older of the two that nothing reads later, so that the residual stream keeps its buffer.
+        target, other = (x, y) if x.id <= y.id else (y, x)
+        if not self._dies_at(target, op):
+            target, other = other, target
+        if not self._dies_at(target, op) or target == other:
+            raise self._refuse(op, "one of its operands must not be read again, to be added to in place")
+        onto = self._whole(target, op)
+        self._out.append(low.Add(onto, self._whole(other, op)))
+        self._places[op.output] = _Columns(onto, 0)
+
+    def _select_rows(self, op: OpCall) -> None:
+        self._out.append(low.SelectRows(self._whole(op.inputs[0], op), self._new(op.output)))
+
+    def _softcap(self, op: OpCall) -> None:
+        if not self._dies_at(op.inputs[0], op):
+            raise self._refuse(op, "its operand must not be read again, to be capped in place")
+        x = self._whole(op.inputs[0], op)
+        self._out.append(low.Softcap(x, op.real("cap")))
+        self._places[op.output] = _Columns(x, 0)
+
+    def _refuse(self, op: OpCall, why: str) -> UnsupportedModel:
+        return UnsupportedModel(f"ops.lower: {self._program.name}: {op} has no native form: {why}")
+
+
+def _weight(call: OpCall | None) -> Weight | None:
+    return call.weights["w"] if call else None

@@ -1,0 +1,369 @@
+"""What a backend replays: ops over buffers that are written in place. This is the whole list; nothing else can appear.
+
+A buffer is a matrix of `rows` (a free dimension) by `width` columns. Its kind is F32 (row-major float32, rows `width`
+apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend likes). All float arithmetic is float32.
+
+    op           reads                      writes   meaning (definitions: `ops.reference`)
+    RopeTable    step positions             y        y = [cos | sin](position * inv_freq) * magnitude          [T, 2*d2]
+    Embed        step tokens                y        y = row token of w, times scale                           [T, E]
+    Norm         x, residual?               y        y = rms_norm(x, w, eps) (+ residual); y is F32 or Q8
+    Quantize     x                          y (Q8)   y = x rounded to int8
+    LinearGroup  x (F32 or Q8), residual?   y        y[:, y_col : y_col + N] = x @ w.T (+ bias) (+ residual), each part
+    RopeKv       qkv, cos_sin?              qkv      q, k: norm of each head, then rotation; q stays in place, k and v
+                                                     go to the layer's store. qkv = [q: H*D | k: K*D | v: K*D]
+    Attention    q (a qkv buffer), store    y        y = attention of q[:, : H*D] over the layer's store       [T, H*D]
+    Gated        x [., 2F]                  y        y = act(x[:, :F]) * x[:, F:]; y is F32 or Q8
+    SelectRows   x [T, E], step rows        y [R,E]  y = the rows that need logits
+    Softcap      x                          x        x = cap * tanh(x / cap)
+    Add          x, y                       x        x = x + y
+
+Rules, held by `Lowered.check`: a residual may be y itself (in place), and is not Q8; after RopeKv, columns H*D.. of the
+qkv buffer are not defined; the parts of a LinearGroup fill disjoint columns of y; a LinearGroup on Q8 has quantised
+weights only and one on F32 may have any; Q8 is read by LinearGroup only. A `Weight` with `plus_one` is used as value +
+1; it is a vector always. T, S and R may be 0.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from tiercel.base.errors import ShapeError
+from tiercel.ops import costs
+from tiercel.ops.costs import Cost
+from tiercel.ops.dims import Bounds, Dim
+from tiercel.ops.program import Constant, KvLayer, Weight, attr_text, constant_text
+from tiercel.ops.reference import ACTIVATION_GROUP, ACTIVATIONS
+
+
+class BufferKind(enum.StrEnum):
+    """What a buffer's rows hold."""
+
+    F32 = "f32"
+    Q8 = "q8"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A matrix that ops read and write. Ids are unique in a program."""
+
+    id: int
+    rows: Dim
+    width: int
+    kind: BufferKind = BufferKind.F32
+
+    def __str__(self) -> str:
+        return f"b{self.id}"
+
+    @property
+    def type_text(self) -> str:
+        """Kind and shape, as the text form shows them."""
+        return f"{self.kind}[{self.rows},{self.width}]"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "rope_table"
+    inv_freq: Constant
+    magnitude: float
+    y: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "embed"
+    w: Weight
+    scale: float
+    y: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "norm"
+    x: Buffer
+    w: Weight
+    eps: float
+    y: Buffer
+    residual: Buffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "quantize"
+    x: Buffer
+    y: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """One product of a group; it fills columns y_col .. y_col + N of the group's y."""
+
+    w: Weight
+    bias: Weight | None
+    y_col: int
+
+    def __str__(self) -> str:
+        return f"[{self.y_col}] {self.w}" + (f"+{self.bias}" if self.bias else "")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearGroup:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "linear_group"
+    x: Buffer
+    parts: tuple[LinearPart, ...]
+    y: Buffer
+    residual: Buffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RopeKv:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "rope_kv"
+    qkv: Buffer
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    q_norm: Weight | None
+    k_norm: Weight | None
+    eps: float
+    cos_sin: Buffer | None
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "attention"
+    q: Buffer
+    y: Buffer
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+    softcap: float
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "gated"
+    x: Buffer
+    f: int
+    act: str
+    y: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "select_rows"
+    x: Buffer
+    y: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Softcap:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "softcap"
+    x: Buffer
+    cap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """See the module's list."""
+
+    kind: ClassVar[str] = "add"
+    x: Buffer
+    y: Buffer
+
+
+NativeOp = RopeTable | Embed | Norm | Quantize | LinearGroup | RopeKv | Attention | Gated | SelectRows | Softcap | Add
+"""Any op of a lowered program."""
+
+
+def writes(op: NativeOp) -> Buffer:
+    """Return the one buffer that an op writes."""
+    if isinstance(op, RopeKv):
+        return op.qkv
+    return op.x if isinstance(op, Softcap | Add) else op.y
+
+
+def reads(op: NativeOp) -> tuple[Buffer, ...]:
+    """Return the buffers that an op reads, each once; one that is also written is among them."""
+    found = [v for f in fields(op) if isinstance(v := getattr(op, f.name), Buffer)]
+    if isinstance(op, RopeKv | Softcap | Add):
+        return tuple(dict.fromkeys(found))
+    # y is only written, unless it is also the residual.
+    residual = getattr(op, "residual", None)
+    return tuple(dict.fromkeys(b for b in found if b != writes(op) or b == residual))
+
+
+def weights_of(op: NativeOp) -> tuple[Weight, ...]:
+    """Return the weights that an op reads."""
+    if isinstance(op, LinearGroup):
+        return tuple(w for part in op.parts for w in (part.w, part.bias) if w is not None)
+    return tuple(v for f in fields(op) if isinstance(v := getattr(op, f.name), Weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A program of native ops. `output` is the logits, F32 [R, V]."""
+
+    name: str
+    ops: tuple[NativeOp, ...]
+    output: Buffer
+    kv_layers: tuple[KvLayer, ...]
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Return each buffer once, in order of first writing."""
+        return tuple(dict.fromkeys(writes(op) for op in self.ops))
+
+    def weights(self) -> tuple[Weight, ...]:
+        """Return each weight once, in order of use."""
+        return tuple(dict.fromkeys(w for op in self.ops for w in weights_of(op)))
+
+    def constants(self) -> tuple[Constant, ...]:
+        """Return each constant once, in order of use."""
+        return tuple(dict.fromkeys(op.inv_freq for op in self.ops if isinstance(op, RopeTable)))
+
+    def text(self) -> str:
+        """Return the stable text form: one line an op."""
+        lines = [f"lowered {self.name}"]
+        lines += [str(layer) for layer in self.kv_layers]
+        lines += [constant_text(constant) for constant in self.constants()]
+        lines += [_line(op) for op in self.ops]
+        return "\n".join([*lines, f"return {self.output}"]) + "\n"
+
+    def check(self) -> None:
+        """Check the rules of the module's list.
+
+        Raises:
+            ShapeError: one is broken.
+        """
+        written: set[Buffer] = set()
+        for op in self.ops:
+            for buffer in reads(op):
+                _need(buffer in written, op, f"{buffer} is read before it is written")
+            written.add(writes(op))
+            for claim, broken in _rules(op):
+                _need(claim, op, broken)
+        if self.output not in written or self.output.rows is not Dim.ROWS or self.output.kind is not BufferKind.F32:
+            raise ShapeError(f"ops.lowered: output {self.output} {self.output.type_text}; a written f32[R,V] is needed")
+        if len({b.id for b in written}) != len(written):
+            raise ShapeError("ops.lowered: two buffers have one id")
+
+
+def cost(op: NativeOp, bounds: Bounds) -> Cost:
+    """Return the operations and bytes of an op in a step of the given size."""
+    m = bounds.of(writes(op).rows)
+    if isinstance(op, LinearGroup):
+        total = Cost(0, 0)
+        for part in op.parts:
+            total += costs.linear(m, part.w.shape[0], 0, part.w.nbytes) + Cost(2 * m * part.w.n_weights, 0)
+        return total + Cost(0, m * (_row_bytes(op.x) + (_row_bytes(op.residual) if op.residual else 0)))
+    if isinstance(op, Attention):
+        return costs.attention(bounds, op.n_heads, op.n_kv_heads, op.head_dim, op.window)
+    n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
+    per_column = {"norm": 4, "gated": 5, "quantize": 3, "rope_kv": 3, "softcap": 4, "add": 1, "embed": 1}
+    return Cost(per_column.get(op.kind, 0) * m * writes(op).width, n_bytes)
+
+
+def _row_bytes(buffer: Buffer) -> int:
+    """Return the bytes of one row; a Q8 row is a byte a column and a float32 a group, without a backend's padding."""
+    if buffer.kind is BufferKind.F32:
+        return 4 * buffer.width
+    return buffer.width + 4 * (buffer.width // ACTIVATION_GROUP)
+
+
+def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
+    """Yield each rule of an op's shapes as (holds, what is wrong)."""
+    y = writes(op)
+    if not isinstance(op, LinearGroup):
+        yield all(b.kind is BufferKind.F32 for b in reads(op)), "q8 is read by linear_group only"
+    if not isinstance(op, Norm | Gated | Quantize):
+        yield y.kind is BufferKind.F32, f"cannot write {y.kind}"
+    if y.kind is BufferKind.Q8:
+        yield y.width % ACTIVATION_GROUP == 0, f"q8 of {y.width} columns; groups of {ACTIVATION_GROUP} are needed"
+    if isinstance(op, Norm | LinearGroup) and op.residual is not None:
+        yield _alike(op.residual, y) and y.kind is BufferKind.F32, f"residual {op.residual.type_text}, y {y.type_text}"
+    if isinstance(op, RopeTable):
+        yield y.width == 2 * len(op.inv_freq.values), f"y is {y.width} wide"
+    elif isinstance(op, Embed):
+        yield y.width == op.w.shape[1], f"y is {y.width} wide"
+    elif isinstance(op, Norm):
+        yield _alike(op.x, y) and op.w.shape == (y.width,), f"x {op.x.type_text}, w {op.w}, y {y.type_text}"
+    elif isinstance(op, Quantize):
+        yield _alike(op.x, y) and y.kind is BufferKind.Q8, f"x {op.x.type_text}, y {y.type_text}"
+    elif isinstance(op, LinearGroup):
+        yield from _group_rules(op)
+    elif isinstance(op, RopeKv):
+        yield y.width == (op.n_heads + 2 * op.n_kv_heads) * op.head_dim, f"qkv is {y.width} wide"
+        norms = [w for w in (op.q_norm, op.k_norm) if w is not None]
+        yield all(w.shape == (op.head_dim,) for w in norms), "a head norm's weight is no [head_dim]"
+        yield op.cos_sin is None or op.cos_sin.width <= op.head_dim, "the table is wider than a head"
+    elif isinstance(op, Attention):
+        yield y.width == op.n_heads * op.head_dim <= op.q.width, f"q {op.q.type_text}, y {y.type_text}"
+    elif isinstance(op, Gated):
+        yield op.x.width == 2 * op.f and y.width == op.f and op.x.rows is y.rows, f"x {op.x.type_text}, f {op.f}"
+        yield op.act in ACTIVATIONS, f"act {op.act!r}"
+    elif isinstance(op, SelectRows):
+        yield op.x.rows is Dim.TOKENS and y.rows is Dim.ROWS and op.x.width == y.width, f"x {op.x.type_text}"
+    elif isinstance(op, Add):
+        yield op.x != op.y and _alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
+
+
+def _group_rules(op: LinearGroup) -> Iterator[tuple[bool, str]]:
+    end = 0
+    for part in sorted(op.parts, key=lambda part: part.y_col):
+        n, k = part.w.shape
+        yield part.y_col >= end, f"part at column {part.y_col} overlaps the one before it"
+        end = part.y_col + n
+        yield k == op.x.width, f"x is {op.x.width} wide, {part.w}"
+        yield part.bias is None or part.bias.shape == (n,), f"bias {part.bias} of {part.w}"
+        yield op.x.kind is BufferKind.F32 or part.w.format.is_quantized, f"q8 activations for {part.w}"
+    yield bool(op.parts) and end <= op.y.width, f"parts end at column {end}, y is {op.y.width} wide"
+    yield op.residual is None or sum(part.w.shape[0] for part in op.parts) == op.y.width, "residual on a part of y"
+    yield op.x.rows is op.y.rows and op.x != op.y, f"x {op.x.type_text}, y {op.y.type_text}"
+
+
+def _alike(a: Buffer, b: Buffer) -> bool:
+    return a.rows is b.rows and a.width == b.width
+
+
+def _line(op: NativeOp) -> str:
+    y = writes(op)
+    parts = [op.kind]
+    for f in fields(op):
+        value = getattr(op, f.name)
+        if value is None or (isinstance(value, Buffer) and value == y and f.name not in ("residual", "qkv", "x")):
+            continue
+        if f.name == "parts":
+            parts += [str(part) for part in value]
+        elif isinstance(value, Buffer | Constant) and f.name in ("x", "q", "qkv", "inv_freq"):
+            parts.append(str(value))
+        else:
+            parts.append(f"{f.name}={attr_text(value) if isinstance(value, float) else value}")
+    return f"{y} = {' '.join(parts)} : {y.type_text}"
+
+
+def _need(holds: bool, op: NativeOp, broken: str) -> None:
+    if not holds:
+        raise ShapeError(f"ops.lowered: in {_line(op)}: {broken}")

@@ -1,0 +1,187 @@
+"""A recorded step: a flat list of ops over values that are each written once, with its text form.
+
+The program is complete: with the weights it names, a step's tokens and a store of keys and values, it gives the logits.
+It knows no buffers, no order of memory and no backend; `ops.lower` turns it into what a backend replays.
+
+The text is stable (golden tests compare it): one line an op, `%n = op %inputs attributes w=weights : kind[rows,width]`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from tiercel.base.errors import ShapeError
+from tiercel.ops.dims import Dim
+from tiercel.quant.formats import Format
+
+Attr = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the checkpoint, by its canonical name. With `plus_one`, what is used is the stored value plus one."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    plus_one: bool = False
+
+    @property
+    def n_weights(self) -> int:
+        """Number of elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file's layout."""
+        return self.format.nbytes(self.n_weights)
+
+    def __str__(self) -> str:
+        extents = ",".join(map(str, self.shape))
+        return f"{self.name}{'+1' if self.plus_one else ''}({self.format}[{extents}])"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A vector that the config gives, not the checkpoint. Each value is exactly a float32."""
+
+    name: str
+    values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}(f32[{len(self.values)}])"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A float32 matrix that one op writes; `rows` is its free dimension. A model's forward passes these around."""
+
+    id: int
+    rows: Dim
+    width: int
+
+    def __str__(self) -> str:
+        return f"%{self.id}"
+
+    @property
+    def type_text(self) -> str:
+        """Kind and shape, as the text form shows them."""
+        return f"f32[{self.rows},{self.width}]"
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One op of the vocabulary, applied. What inputs, weights and attributes mean is the op's (`ops.vocabulary`)."""
+
+    op: str
+    inputs: tuple[Value, ...]
+    output: Value
+    weights: Mapping[str, Weight] = field(default_factory=lambda: MappingProxyType({}))
+    constants: tuple[Constant, ...] = ()
+    attrs: Mapping[str, Attr] = field(default_factory=lambda: MappingProxyType({}))
+
+    def integer(self, name: str) -> int:
+        """Return an attribute that is an int."""
+        value = self.attrs[name]
+        assert isinstance(value, int), f"{self.op}.{name} is {value!r}"
+        return value
+
+    def real(self, name: str) -> float:
+        """Return an attribute that is a float."""
+        value = self.attrs[name]
+        assert isinstance(value, float), f"{self.op}.{name} is {value!r}"
+        return value
+
+    def word(self, name: str) -> str:
+        """Return an attribute that is a string."""
+        value = self.attrs[name]
+        assert isinstance(value, str), f"{self.op}.{name} is {value!r}"
+        return value
+
+    def __str__(self) -> str:
+        parts = [self.op, *map(str, self.inputs), *map(str, self.constants)]
+        parts += [f"{name}={attr_text(value)}" for name, value in self.attrs.items()]
+        parts += [f"{name}={weight}" for name, weight in self.weights.items()]
+        return f"{self.output} = {' '.join(parts)} : {self.output.type_text}"
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """One layer's keys and values: what a token leaves behind. `window` 0 keeps every token; W needs the last W."""
+
+    index: int
+    n_kv_heads: int
+    head_dim: int
+    window: int
+
+    def __str__(self) -> str:
+        kept = f" window={self.window}" if self.window else ""
+        return f"kv {self.index}: K={self.n_kv_heads} D={self.head_dim}{kept}"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A recorded step. `output` is the logits, [R, V]."""
+
+    name: str
+    ops: tuple[OpCall, ...]
+    output: Value
+    kv_layers: tuple[KvLayer, ...]
+
+    def constants(self) -> tuple[Constant, ...]:
+        """Return each constant once, in order of use."""
+        return tuple(dict.fromkeys(c for op in self.ops for c in op.constants))
+
+    def weights(self) -> tuple[Weight, ...]:
+        """Return each weight once, in order of use."""
+        return tuple(dict.fromkeys(w for op in self.ops for w in op.weights.values()))
+
+    def text(self) -> str:
+        """Return the stable text form."""
+        lines = [f"program {self.name}"]
+        lines += [str(layer) for layer in self.kv_layers]
+        lines += [constant_text(constant) for constant in self.constants()]
+        lines += [str(op) for op in self.ops]
+        return "\n".join([*lines, f"return {self.output}"]) + "\n"
+
+    def check(self) -> None:
+        """Check that each value is written once, before it is read, and that keys and values have one writer a layer.
+
+        Raises:
+            ShapeError: it is not so.
+        """
+        written: set[int] = set()
+        for op in self.ops:
+            for value in op.inputs:
+                _need(value.id in written, f"{self.name}: {op} reads {value} before it is written")
+            _need(op.output.id not in written, f"{self.name}: {op} writes {op.output} a second time")
+            written.add(op.output.id)
+        _need(self.output.id in written, f"{self.name}: no op writes the output {self.output}")
+        layers = [op.integer("layer") for op in self.ops if op.op == "attention"]
+        known = [layer.index for layer in self.kv_layers]
+        _need(
+            sorted(layers) == known == sorted(set(known)),
+            f"{self.name}: attention of layers {layers}, keys and values of layers {known}",
+        )
+
+
+def attr_text(value: Attr) -> str:
+    """Return an attribute as the text forms show it: floats by their shortest exact digits, up to nine."""
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def constant_text(constant: Constant) -> str:
+    """Return a constant's line: its first and last values say which table it is."""
+    values = constant.values
+    shown = [f"{v:.6g}" for v in values] if len(values) <= 4 else [f"{v:.6g}" for v in values[:3]]
+    if len(values) > 4:
+        shown += ["..", f"{values[-1]:.6g}"]
+    return f"const {constant} = {' '.join(shown)}"
+
+
+def _need(holds: bool, message: str) -> None:
+    if not holds:
+        raise ShapeError(f"ops.program: {message}")

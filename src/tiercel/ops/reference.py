@@ -1,0 +1,343 @@
+"""The ops, defined: one numpy function an op. An implementation is tested against it and may differ by `TOLERANCE`.
+
+Knows nothing of programs, buffers or pages: plain arrays in, a new array out. Activations are float32 throughout;
+wider sums are used where noted, so that the reference's own rounding is not what a kernel is measured against.
+Read next: `ops.vocabulary` (shape rules and costs), `ops.lowered` (what a backend replays).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tiercel.base.errors import ShapeError
+
+Floats = npt.NDArray[np.float32]
+Int8s = npt.NDArray[np.int8]
+Ints = npt.NDArray[np.integer]
+
+ACTIVATION_GROUP = 32
+"""Columns that share one scale when activations are rounded to int8; the group of the formats they meet."""
+
+ACTIVATIONS: tuple[str, ...] = ("silu", "gelu_tanh")
+"""The names `gated` accepts."""
+
+
+class Tolerance(NamedTuple):
+    """How far an implementation may be from the reference: |a - b| <= atol + rtol * |b|."""
+
+    atol: float
+    rtol: float
+
+
+# For operands of magnitude about one. Sums of n <= 16384 terms in another order: a few ulp times sqrt(n).
+TOLERANCE: Mapping[str, Tolerance] = MappingProxyType(
+    {
+        "embed": Tolerance(1e-7, 1e-6),
+        "linear": Tolerance(1e-4, 1e-4),
+        "linear_q8": Tolerance(1e-4, 1e-4),
+        "rms_norm": Tolerance(1e-6, 1e-5),
+        # Of the scale; a q may be off by one step where x / scale is within 1e-5 of a half.
+        "quantize_activations": Tolerance(0.0, 1e-6),
+        "gated": Tolerance(1e-6, 1e-5),
+        "rope_table": Tolerance(2e-6, 2e-6),
+        "rope": Tolerance(1e-6, 1e-5),
+        # Keys and values in float32; a float16 pool is compared on keys and values rounded to float16 first.
+        "attention": Tolerance(2e-5, 1e-4),
+        "select_rows": Tolerance(0.0, 0.0),
+        "softcap": Tolerance(1e-5, 1e-5),
+        "add": Tolerance(0.0, 0.0),
+    }
+)
+"""Op name -> its tolerance; part of the op's definition, used by every test of every implementation."""
+
+
+def rms_norm(x: Floats, w: Floats, eps: float) -> Floats:
+    """Return x * (1 / sqrt(mean(x**2) + eps)) * w over the last axis.
+
+    The weight is applied as it is given: models whose norm multiplies by 1 + w add the one before.
+
+    Shapes:
+        x        [.., n]  float32
+        w        [n]      float32
+        returns  [.., n]  float32; the mean in float64, the factor rounded to float32
+
+    Raises:
+        ShapeError: w is no vector of x's last axis.
+
+    Source: Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4, with eps inside the root.
+    """
+    _need(w.ndim == 1 and x.shape[-1:] == w.shape, "rms_norm", f"x {_s(x)} and w {_s(w)}", "w [n] for x [.., n]")
+    mean = np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True)
+    factor = (1.0 / np.sqrt(mean + eps)).astype(np.float32)
+    return np.asarray(x * factor * w, np.float32)
+
+
+def linear(x: Floats, w: Floats, bias: Floats | None = None) -> Floats:
+    """Return x @ w.T + bias.
+
+    Shapes:
+        x        [.., K]  float32
+        w        [N, K]   float32
+        bias     [N]      float32
+        returns  [.., N]  float32; sums in float64, rounded once
+
+    Raises:
+        ShapeError: a line of Shapes does not hold.
+    """
+    _check_linear("linear", x, w, bias)
+    y = x.astype(np.float64) @ w.astype(np.float64).T
+    return (y if bias is None else y + bias).astype(np.float32)
+
+
+def quantize_activations(x: Floats) -> tuple[Int8s, Floats]:
+    """Round each group of 32 columns to int8 with one scale: x is about q * scale.
+
+    scale = max|x| / 127; q = x / scale rounded half to even, so |q| <= 127. A group of zeros has scale 0. A group that
+    holds NaN or infinity has a scale that is not finite and q = 0: every product with it is NaN and nothing is hidden.
+
+    Shapes:
+        x        [.., K]            float32; K is a multiple of 32
+        returns  q [.., K]          int8
+                 scale [.., K / 32] float32
+
+    Raises:
+        ShapeError: K is no multiple of 32.
+    """
+    k = x.shape[-1] if x.ndim else 0
+    _need(
+        x.ndim >= 1 and k % ACTIVATION_GROUP == 0,
+        "quantize_activations",
+        f"x {_s(x)}",
+        f"a last axis that is a multiple of {ACTIVATION_GROUP}",
+    )
+    groups = x.astype(np.float32, copy=False).reshape(*x.shape[:-1], k // ACTIVATION_GROUP, ACTIVATION_GROUP)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        scale = (np.abs(groups).max(axis=-1) / np.float32(127.0)).astype(np.float32)
+        q = np.rint(groups / scale[..., None])
+        usable = np.isfinite(scale) & (scale > 0.0)
+        q = np.where(usable[..., None], np.clip(q, -127, 127), 0.0)
+    return q.astype(np.int8).reshape(x.shape), scale
+
+
+def dequantize_activations(q: Int8s, scale: Floats) -> Floats:
+    """Return q * scale, group by group: the inverse of `quantize_activations` up to its rounding.
+
+    Shapes:
+        q        [.., K]       int8
+        scale    [.., K / 32]  float32
+        returns  [.., K]       float32
+    """
+    groups = q.reshape(*scale.shape, ACTIVATION_GROUP).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # 0 * inf: the NaN that a group without a finite scale must give
+        return np.asarray(groups * scale[..., None], np.float32).reshape(q.shape)
+
+
+def linear_q8(x: Floats, w: Floats, bias: Floats | None = None) -> Floats:
+    """`linear` on activations rounded to int8: what quantised weights, here dequantised to float32, are met with.
+
+    Shapes:
+        x        [.., K]  float32; K is a multiple of 32
+        w        [N, K]   float32, the exact values of the quantised weight
+        bias     [N]      float32
+        returns  [.., N]  float32; sums in float64, rounded once
+
+    Raises:
+        ShapeError: a line of Shapes does not hold.
+    """
+    _check_linear("linear_q8", x, w, bias)
+    return linear(dequantize_activations(*quantize_activations(x)), w, bias)
+
+
+def embed(ids: Ints, w: Floats, scale: float = 1.0) -> Floats:
+    """Return row ids[t] of w, times `scale`.
+
+    Shapes:
+        ids      [T]     integers in 0..V
+        w        [V, E]  float32
+        returns  [T, E]  float32
+
+    Raises:
+        ShapeError: w is no matrix, ids no vector, or an id is outside 0..V.
+    """
+    _need(w.ndim == 2 and ids.ndim == 1, "embed", f"ids {_s(ids)} and w {_s(w)}", "ids [T] and w [V, E]")
+    if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < w.shape[0]):
+        raise ShapeError(f"ops.embed: got ids in {ids.min()}..{ids.max()}; ids in 0..{w.shape[0]} are needed")
+    return np.asarray(w[ids] * np.float32(scale), np.float32)
+
+
+def gated(x: Floats, act: str) -> Floats:
+    """Return act(gate) * up, where gate is the left half of x and up the right half.
+
+    silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g**3))).
+
+    Shapes:
+        x        [.., 2F]  float32
+        returns  [.., F]   float32; the activation in float64, rounded once before the product
+
+    Raises:
+        ShapeError: the last axis is odd, or `act` is none of `ACTIVATIONS`.
+
+    Source: Shazeer 2020 (arXiv:2002.05202); Hendrycks and Gimpel 2016 (arXiv:1606.08415), section 2.
+    """
+    _need(x.ndim >= 1 and x.shape[-1] % 2 == 0, "gated", f"x {_s(x)}", "an even last axis")
+    _need(act in ACTIVATIONS, "gated", f"act {act!r}", "one of " + ", ".join(ACTIVATIONS))
+    f = x.shape[-1] // 2
+    gate, up = x[..., :f].astype(np.float64), x[..., f:]
+    if act == "silu":
+        with np.errstate(over="ignore"):  # exp(-g) may be infinite; g / inf is the right limit
+            activated = gate / (1.0 + np.exp(-gate))
+    else:
+        activated = 0.5 * gate * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)))
+    return np.asarray(activated.astype(np.float32) * up, np.float32)
+
+
+def rope_table(positions: Ints, inv_freq: Floats, magnitude: float = 1.0) -> Floats:
+    """Return the cosines, then the sines, of position times frequency, all times `magnitude`.
+
+    The angle is a float32 product, as the models were trained with; its cosine and sine are taken in float64.
+
+    Shapes:
+        positions  [T]       integers >= 0
+        inv_freq   [d2]      float32
+        returns    [T, 2*d2] float32
+
+    Source: Su et al. 2021 (arXiv:2104.09864), equation 34.
+    """
+    angle = positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)[None, :]
+    wide = angle.astype(np.float64)
+    table = np.concatenate([np.cos(wide), np.sin(wide)], axis=-1) * magnitude
+    return np.asarray(table, np.float32)
+
+
+def rope(x: Floats, cos_sin: Floats) -> Floats:
+    """Rotate the first 2 * d2 columns of each head: halves (a, b) become (a cos - b sin, b cos + a sin).
+
+    Shapes:
+        x        [T, heads, D]  float32
+        cos_sin  [T, 2*d2]      float32, from `rope_table`; 2 * d2 <= D
+        returns  [T, heads, D]  float32; columns 2*d2.. are copied
+
+    Raises:
+        ShapeError: a line of Shapes does not hold.
+    """
+    width = cos_sin.shape[-1]
+    fits = x.ndim == 3 and cos_sin.ndim == 2 and x.shape[0] == cos_sin.shape[0] and width % 2 == 0
+    _need(
+        fits and width <= x.shape[-1], "rope", f"x {_s(x)} and cos_sin {_s(cos_sin)}", "[T, heads, D], [T, 2*d2 <= D]"
+    )
+    d2 = width // 2
+    cos, sin = cos_sin[:, None, :d2], cos_sin[:, None, d2:]
+    y = x.astype(np.float32, copy=True)
+    a, b = x[..., :d2], x[..., d2:width]
+    y[..., :d2] = a * cos - b * sin
+    y[..., d2:width] = b * cos + a * sin
+    return y
+
+
+def attention(
+    q: Floats, k: Floats, v: Floats, *, start: int, scale: float, window: int = 0, softcap: float = 0.0
+) -> Floats:
+    """Attend queries at positions start.. to keys at positions 0.., causally.
+
+    score = scale * q.k; with softcap c > 0, score = c * tanh(score / c). Key s is visible to the query at position t
+    when s <= t and, with window W > 0, t - W < s. y = softmax(score) @ v over the visible keys.
+
+    Shapes:
+        q        [T, H, D]  float32; row t is at position start + t
+        k, v     [L, K, D]  float32; row s is at position s; L >= start + T, H a multiple of K
+        returns  [T, H, D]  float32; query head h reads key/value head h // (H // K); softmax and sums in float64
+
+    Raises:
+        ShapeError: a line of Shapes does not hold, or start, window or softcap is negative.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1; head groups, Ainslie et al. 2023 (arXiv:2305.13245).
+    """
+    fits = q.ndim == 3 and k.ndim == 3 and k.shape == v.shape and q.shape[2] == k.shape[2]
+    fits = fits and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0 and k.shape[0] >= start + q.shape[0]
+    _need(
+        fits and min(start, window, softcap) >= 0,
+        "attention",
+        f"q {_s(q)}, k {_s(k)}, v {_s(v)}, start {start}, window {window}, softcap {softcap}",
+        "q [T, H, D], k and v [L, K, D] with L >= start + T and H a multiple of K; start, window, softcap >= 0",
+    )
+    n_tokens, n_heads, d = q.shape
+    length, n_kv = k.shape[0], k.shape[1]
+    grouped = q.astype(np.float64).reshape(n_tokens, n_kv, n_heads // n_kv, d).transpose(1, 2, 0, 3)
+    keys = k.astype(np.float64).transpose(1, 2, 0)[:, None]
+    scores = (grouped @ keys) * scale  # [K, H/K, T, L]
+    if softcap > 0.0:
+        scores = softcap * np.tanh(scores / softcap)
+    at = np.arange(start, start + n_tokens)[:, None]
+    key_at = np.arange(length)[None, :]
+    visible = key_at <= at
+    if window > 0:
+        visible &= key_at > at - window
+    scores = np.where(visible, scores, -np.inf)
+    if n_tokens:
+        scores -= scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    values = v.astype(np.float64).transpose(1, 0, 2)[:, None]
+    return (weights @ values).transpose(2, 0, 1, 3).reshape(n_tokens, n_heads, d).astype(np.float32)
+
+
+def select_rows(x: Floats, rows: Ints) -> Floats:
+    """Return row rows[r] of x for each r.
+
+    Shapes:
+        x        [T, E]  float32
+        rows     [R]     integers in 0..T
+        returns  [R, E]  float32
+
+    Raises:
+        ShapeError: a row is outside 0..T.
+    """
+    if rows.size and not (int(rows.min()) >= 0 and int(rows.max()) < x.shape[0]):
+        raise ShapeError(f"ops.select_rows: got rows in {rows.min()}..{rows.max()}; rows in 0..{x.shape[0]} are needed")
+    return np.asarray(x[rows], np.float32)
+
+
+def softcap(x: Floats, cap: float) -> Floats:
+    """Return cap * tanh(x / cap): the values stay within -cap..cap.
+
+    Shapes:
+        x        [..]  float32
+        returns  [..]  float32; tanh in float64, rounded once
+
+    Raises:
+        ShapeError: cap is not positive.
+    """
+    _need(cap > 0.0, "softcap", f"cap {cap}", "a positive cap")
+    return np.asarray(cap * np.tanh(x.astype(np.float64) / cap), np.float32)
+
+
+def add(x: Floats, y: Floats) -> Floats:
+    """Return x + y.
+
+    Shapes:
+        x, y     [..]  float32, the same shape
+        returns  [..]  float32
+
+    Raises:
+        ShapeError: the shapes differ.
+    """
+    _need(x.shape == y.shape, "add", f"x {_s(x)} and y {_s(y)}", "equal shapes")
+    return np.asarray(x + y, np.float32)
+
+
+def _check_linear(op: str, x: Floats, w: Floats, bias: Floats | None) -> None:
+    fits = w.ndim == 2 and x.ndim >= 1 and x.shape[-1] == w.shape[1] and (bias is None or bias.shape == w.shape[:1])
+    shown = "" if bias is None else f", bias {_s(bias)}"
+    _need(fits, op, f"x {_s(x)}, w {_s(w)}{shown}", "x [.., K], w [N, K], bias [N]")
+
+
+def _need(holds: bool, op: str, got: str, needed: str) -> None:
+    if not holds:
+        raise ShapeError(f"ops.{op}: got {got}; {needed} is needed")
+
+
+def _s(x: npt.NDArray[np.generic]) -> str:
+    return str(list(x.shape))

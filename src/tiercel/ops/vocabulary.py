@@ -1,0 +1,179 @@
+"""The ops a model may be written in: each one's contract, reference, tolerance and cost.
+
+A spec's `infer` checks the operands of a call and gives the output's shape; it is the only place where an op's shape
+rule stands. `reference` is the definition (`ops.reference`). Read next: `ops.recorder`, which applies specs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tiercel.base.errors import ShapeError
+from tiercel.ops import costs
+from tiercel.ops import reference as definitions
+from tiercel.ops.costs import Cost
+from tiercel.ops.dims import Bounds, Dim
+from tiercel.ops.program import OpCall
+
+Shape = tuple[Dim, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One op of the vocabulary. `infer` reads a call whose output is not known yet, and raises ShapeError."""
+
+    name: str
+    contract: str
+    infer: Callable[[OpCall], Shape]
+    reference: Callable[..., Any]
+    cost: Callable[[OpCall, Bounds], Cost]
+
+    @property
+    def tolerance(self) -> definitions.Tolerance:
+        """How far an implementation may be from the reference."""
+        return definitions.TOLERANCE[self.reference.__name__]
+
+
+def _same(call: OpCall) -> Shape:
+    return call.inputs[0].rows, call.inputs[0].width
+
+
+def _embed(call: OpCall) -> Shape:
+    w = call.weights["w"]
+    _need(len(w.shape) == 2, call, f"w {list(w.shape)}", "[V, E]")
+    return Dim.TOKENS, w.shape[1]
+
+
+def _rms_norm(call: OpCall) -> Shape:
+    x, w, heads = call.inputs[0], call.weights["w"], call.integer("heads")
+    fits = heads >= 1 and w.shape == (x.width // heads,) and x.width % heads == 0
+    _need(fits, call, f"x width {x.width}, heads {heads}, w {list(w.shape)}", "w [width / heads]")
+    _need(call.real("eps") > 0.0, call, f"eps {call.real('eps')}", "eps > 0")
+    return _same(call)
+
+
+def _linear(call: OpCall) -> Shape:
+    x, w, bias = call.inputs[0], call.weights["w"], call.weights.get("bias")
+    fits = len(w.shape) == 2 and w.shape[1] == x.width and (bias is None or bias.shape == w.shape[:1])
+    shown = list(bias.shape) if bias else "none"
+    _need(fits, call, f"x width {x.width}, w {list(w.shape)}, bias {shown}", "w [N, width of x], bias [N]")
+    act = call.word("act")
+    _need(act in ("f32", "q8"), call, f"act {act!r}", "f32 or q8")
+    _need(
+        act == "f32" or x.width % definitions.ACTIVATION_GROUP == 0, call, f"act q8 on width {x.width}", "groups of 32"
+    )
+    return x.rows, w.shape[0]
+
+
+def _rope_table(call: OpCall) -> Shape:
+    return Dim.TOKENS, 2 * len(call.constants[0].values)
+
+
+def _rope(call: OpCall) -> Shape:
+    x, table, heads = call.inputs[0], call.inputs[1], call.integer("heads")
+    fits = heads >= 1 and x.width % heads == 0 and table.width <= x.width // heads and table.width % 2 == 0
+    _need(fits, call, f"x width {x.width}, heads {heads}, table width {table.width}", "table width <= x width / heads")
+    _need(x.rows is table.rows is Dim.TOKENS, call, f"rows {x.rows} and {table.rows}", "rows T")
+    return _same(call)
+
+
+def _attention(call: OpCall) -> Shape:
+    q, k, v = call.inputs
+    heads, kv_heads, d = call.integer("heads"), call.integer("kv_heads"), call.integer("head_dim")
+    fits = kv_heads >= 1 and heads % kv_heads == 0 and q.width == heads * d and k.width == v.width == kv_heads * d
+    got = f"q, k, v widths {q.width}, {k.width}, {v.width}, heads {heads}, kv_heads {kv_heads}, head_dim {d}"
+    _need(fits, call, got, "widths H*D, K*D, K*D with H a multiple of K")
+    _need(all(x.rows is Dim.TOKENS for x in call.inputs), call, "rows other than T", "rows T")
+    fits = call.integer("window") >= 0 and call.real("softcap") >= 0.0 and call.real("scale") > 0.0
+    _need(fits, call, "a negative window or softcap, or scale <= 0", "window and softcap >= 0, scale > 0")
+    return _same(call)
+
+
+def _gated(call: OpCall) -> Shape:
+    gate, up = call.inputs
+    _need(gate.width == up.width and gate.rows is up.rows, call, f"widths {gate.width}, {up.width}", "equal shapes")
+    act = call.word("act")
+    _need(act in definitions.ACTIVATIONS, call, f"act {act!r}", "one of " + ", ".join(definitions.ACTIVATIONS))
+    return _same(call)
+
+
+def _add(call: OpCall) -> Shape:
+    x, y = call.inputs
+    _need(x.width == y.width and x.rows is y.rows, call, f"widths {x.width}, {y.width}", "equal shapes")
+    return _same(call)
+
+
+def _select_rows(call: OpCall) -> Shape:
+    _need(call.inputs[0].rows is Dim.TOKENS, call, f"rows {call.inputs[0].rows}", "rows T")
+    return Dim.ROWS, call.inputs[0].width
+
+
+def _softcap(call: OpCall) -> Shape:
+    _need(call.real("cap") > 0.0, call, f"cap {call.real('cap')}", "cap > 0")
+    return _same(call)
+
+
+def _linear_cost(call: OpCall, bounds: Bounds) -> Cost:
+    w = call.weights["w"]
+    return costs.linear(bounds.of(call.output.rows), w.shape[0], w.shape[1], w.nbytes)
+
+
+def _row_cost(flops_per_column: int) -> Callable[[OpCall, Bounds], Cost]:
+    def cost(call: OpCall, bounds: Bounds) -> Cost:
+        width_in = sum(x.width for x in call.inputs)
+        return costs.rows(bounds.of(call.output.rows), width_in, call.output.width, flops_per_column)
+
+    return cost
+
+
+def _attention_cost(call: OpCall, bounds: Bounds) -> Cost:
+    heads, kv_heads, d = call.integer("heads"), call.integer("kv_heads"), call.integer("head_dim")
+    return costs.attention(bounds, heads, kv_heads, d, call.integer("window"))
+
+
+def _table_cost(call: OpCall, bounds: Bounds) -> Cost:
+    return costs.rows(bounds.n_tokens, 0, call.output.width, 0)
+
+
+_SPECS = (
+    OpSpec("embed", "w [V,E] -> [T,E]: row token of w, times scale", _embed, definitions.embed, _table_cost),
+    OpSpec(
+        "rms_norm", "x [.,heads*n], w [n] -> like x: each head's norm", _rms_norm, definitions.rms_norm, _row_cost(4)
+    ),
+    OpSpec("linear", "x [.,K], w [N,K], bias [N] -> [.,N]", _linear, definitions.linear, _linear_cost),
+    OpSpec("rope_table", "frequencies [d2] -> [T,2*d2]", _rope_table, definitions.rope_table, _table_cost),
+    OpSpec("rope", "x [T,heads*D], table [T,2*d2] -> like x", _rope, definitions.rope, _row_cost(3)),
+    OpSpec(
+        "attention",
+        "q [T,H*D], k, v [T,K*D] -> like q; keeps k and v, then attends causally to all that the layer kept",
+        _attention,
+        definitions.attention,
+        _attention_cost,
+    ),
+    OpSpec("gated", "gate, up [.,F] -> [.,F]: act(gate) * up", _gated, definitions.gated, _row_cost(5)),
+    OpSpec("add", "x, y -> x + y", _add, definitions.add, _row_cost(1)),
+    OpSpec(
+        "select_rows",
+        "x [T,E] -> [R,E]: the rows that need logits",
+        _select_rows,
+        definitions.select_rows,
+        _row_cost(0),
+    ),
+    OpSpec("softcap", "x -> cap * tanh(x / cap)", _softcap, definitions.softcap, _row_cost(4)),
+)
+
+VOCABULARY: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
+"""Op name -> its spec."""
+
+
+def cost(call: OpCall, bounds: Bounds) -> Cost:
+    """Return the operations and bytes of a call in a step of the given size."""
+    return VOCABULARY[call.op].cost(call, bounds)
+
+
+def _need(holds: bool, call: OpCall, got: str, needed: str) -> None:
+    if not holds:
+        names = ", ".join(w.name for w in call.weights.values())
+        where = f"ops.{call.op}({names})" if names else f"ops.{call.op}"
+        raise ShapeError(f"{where}: got {got}; {needed} is needed")

@@ -1,0 +1,318 @@
+"""Runs a program with the numpy definitions: the slow, plain executor that others are tested against.
+
+It takes a program as recorded or as lowered. A lowered one runs in a real arena at its planned offsets, filled with NaN
+before each step, so that a wrong lifetime shows in the result. Keys and values are kept as one array a sequence and
+layer. It knows no pages, slots or sampling, and is not a `runner.interface.Runner`.
+
+State: the keys and values of each sequence. Invariant (`check`): all layers of a sequence hold the same number of
+tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tiercel.base.errors import ShapeError
+from tiercel.ops import lowered as low
+from tiercel.ops import reference as ref
+from tiercel.ops.dims import Bounds
+from tiercel.ops.lowered import Buffer, BufferKind, Lowered
+from tiercel.ops.place import Placement, packed_row_bytes, place
+from tiercel.ops.program import OpCall, Program, Value, Weight
+from tiercel.ops.reference import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next tokens of one sequence in a step; the last `n_logits` of them get logits (None: all)."""
+
+    sequence: int
+    token_ids: Sequence[int]
+    n_logits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One step's rows: sequence s has rows starts[s] .. starts[s + 1], the first at position first_positions[s]."""
+
+    sequences: tuple[int, ...]
+    starts: tuple[int, ...]
+    first_positions: tuple[int, ...]
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    logits_rows: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One sequence's keys and values, [tokens, K, D] a layer."""
+
+    n_tokens: int = 0
+    keys: dict[int, Floats] = field(default_factory=dict)
+    values: dict[int, Floats] = field(default_factory=dict)
+
+
+class ReferenceExecutor:
+    """Runs steps of one program. Owner: a test, or whoever made it.
+
+    `weights` gives each weight of the program as float32, dequantised, by canonical name. `has_float16_kv` rounds keys
+    and values to float16 as they are kept, as the native pool does by default.
+    """
+
+    def __init__(
+        self,
+        program: Program | Lowered,
+        weights: Mapping[str, Floats],
+        *,
+        max_tokens: int = 64,
+        has_float16_kv: bool = False,
+        reuse_buffers: bool = True,
+    ) -> None:
+        self._program = program
+        self._weights = weights
+        self._has_float16_kv = has_float16_kv
+        self._sequences: dict[int, _Kept] = {}
+        self._placement: Placement | None = None
+        if isinstance(program, Lowered):
+            self._placement = place(program, Bounds(max_tokens, max_tokens, max_tokens), reuse=reuse_buffers)
+        for weight in program.weights():
+            got = weights[weight.name].shape
+            if got != weight.shape:
+                raise ShapeError(f"runner.reference: {weight.name} has shape {list(got)}; {weight} is needed")
+
+    def step(self, chunks: Sequence[Chunk]) -> Floats:
+        """Compute the chunks' tokens and return logits.
+
+        Shapes:
+            returns  [R, V]  float32: the rows asked for, chunk by chunk
+
+        Raises:
+            ShapeError: a sequence appears twice, asks for more logits than tokens, or a token is outside the
+            vocabulary.
+        """
+        rows = self._rows(chunks)
+        if isinstance(self._program, Lowered):
+            assert self._placement is not None, "a lowered program is placed when the executor is made"
+            y = _ArenaStep(self._program, self._placement, self, rows).run()
+        else:
+            y = self._run_recorded(self._program, rows)
+        for i, sequence in enumerate(rows.sequences):
+            self._sequences[sequence].n_tokens += rows.starts[i + 1] - rows.starts[i]
+        self.check()
+        return y
+
+    def release(self, sequence: int) -> None:
+        """Forget a sequence's keys and values."""
+        del self._sequences[sequence]
+
+    def check(self) -> None:
+        """Check the module's invariant.
+
+        Raises:
+            ShapeError: it is broken.
+        """
+        n_layers = len(self._program.kv_layers)
+        for sequence, kept in self._sequences.items():
+            lengths = {len(a) for store in (kept.keys, kept.values) for a in store.values()}
+            if kept.n_tokens and (lengths != {kept.n_tokens} or len(kept.keys) != n_layers):
+                raise ShapeError(
+                    f"runner.reference: sequence {sequence} has {kept.n_tokens} tokens, layers have {lengths}"
+                )
+
+    def _rows(self, chunks: Sequence[Chunk]) -> _Rows:
+        sequences = tuple(chunk.sequence for chunk in chunks)
+        if len(set(sequences)) != len(sequences):
+            raise ShapeError(
+                f"runner.reference: a sequence appears twice in {list(sequences)}; one chunk each is needed"
+            )
+        starts, firsts = [0], []
+        positions: list[int] = []
+        wanted: list[int] = []
+        for chunk in chunks:
+            n = len(chunk.token_ids)
+            n_logits = n if chunk.n_logits is None else chunk.n_logits
+            if not 0 <= n_logits <= n:
+                raise ShapeError(f"runner.reference: {n_logits} rows of logits asked for {n} tokens")
+            first = self._sequences.setdefault(chunk.sequence, _Kept()).n_tokens
+            firsts.append(first)
+            positions += range(first, first + n)
+            wanted += range(starts[-1] + n - n_logits, starts[-1] + n)
+            starts.append(starts[-1] + n)
+        ids = [token for chunk in chunks for token in chunk.token_ids]
+        as_array = (np.array(a, np.int64) for a in (ids, positions, wanted))
+        return _Rows(sequences, tuple(starts), tuple(firsts), *as_array)
+
+    def weight(self, weight: Weight) -> Floats:
+        """Return a weight's values as an op uses them."""
+        stored = self._weights[weight.name]
+        return np.asarray(stored + np.float32(1.0), np.float32) if weight.plus_one else stored
+
+    def keep(self, layer: int, rows: _Rows, k: Floats, v: Floats) -> None:
+        """Append a step's keys and values [T, K, D] to a layer's store."""
+        if self._has_float16_kv:
+            k, v = k.astype(np.float16).astype(np.float32), v.astype(np.float16).astype(np.float32)
+        for i, sequence in enumerate(rows.sequences):
+            kept = self._sequences[sequence]
+            own = slice(rows.starts[i], rows.starts[i + 1])
+            for store, new in ((kept.keys, k[own]), (kept.values, v[own])):
+                store[layer] = np.concatenate([store[layer], new]) if layer in store else new.copy()
+
+    def attend(self, layer: int, rows: _Rows, q: Floats, scale: float, window: int, softcap: float) -> Floats:
+        """Attend each sequence's rows of q [T, H, D] to what the layer kept of it."""
+        y = np.empty_like(q)
+        for i, sequence in enumerate(rows.sequences):
+            kept = self._sequences[sequence]
+            own = slice(rows.starts[i], rows.starts[i + 1])
+            keys, values = kept.keys[layer], kept.values[layer]
+            start = rows.first_positions[i]
+            y[own] = ref.attention(q[own], keys, values, start=start, scale=scale, window=window, softcap=softcap)
+        return y
+
+    def _run_recorded(self, program: Program, rows: _Rows) -> Floats:
+        values: dict[Value, Floats] = {}
+        for op in program.ops:
+            values[op.output] = self._call(op, [values[v] for v in op.inputs], rows)
+        return values[program.output]
+
+    def _call(self, op: OpCall, inputs: Sequence[Floats], rows: _Rows) -> Floats:
+        weights = {name: self.weight(w) for name, w in op.weights.items()}
+        match op.op:
+            case "embed":
+                return ref.embed(rows.token_ids, weights["w"], op.real("scale"))
+            case "rope_table":
+                inv_freq = np.array(op.constants[0].values, np.float32)
+                return ref.rope_table(rows.positions, inv_freq, op.real("magnitude"))
+            case "rms_norm":
+                x = _heads(inputs[0], op.integer("heads"))
+                return ref.rms_norm(x, weights["w"], op.real("eps")).reshape(inputs[0].shape)
+            case "linear":
+                product = ref.linear_q8 if op.word("act") == "q8" else ref.linear
+                return product(inputs[0], weights["w"], weights.get("bias"))
+            case "rope":
+                return ref.rope(_heads(inputs[0], op.integer("heads")), inputs[1]).reshape(inputs[0].shape)
+            case "attention":
+                q, k, v = inputs
+                layer, n_kv = op.integer("layer"), op.integer("kv_heads")
+                self.keep(layer, rows, _heads(k, n_kv), _heads(v, n_kv))
+                q = _heads(q, op.integer("heads"))
+                y = self.attend(layer, rows, q, op.real("scale"), op.integer("window"), op.real("softcap"))
+                return y.reshape(inputs[0].shape)
+            case "gated":
+                return ref.gated(np.concatenate(inputs, axis=-1), op.word("act"))
+            case "add":
+                return ref.add(inputs[0], inputs[1])
+            case "select_rows":
+                return ref.select_rows(inputs[0], rows.logits_rows)
+            case "softcap":
+                return ref.softcap(inputs[0], op.real("cap"))
+        raise AssertionError(f"op {op.op} is in the vocabulary and not in the reference executor")
+
+
+class _ArenaStep:
+    """One step of a lowered program. Buffers are views into an arena that is NaN wherever nothing was written."""
+
+    def __init__(self, program: Lowered, placement: Placement, store: ReferenceExecutor, rows: _Rows) -> None:
+        self._program = program
+        self._placement = placement
+        self._store = store
+        self._rows = rows
+        self._bounds = Bounds(len(rows.token_ids), len(rows.sequences), len(rows.logits_rows))
+        if self._bounds.n_tokens > placement.bounds.n_tokens:
+            raise ShapeError(
+                f"runner.reference: a step of {self._bounds.n_tokens} tokens; at most {placement.bounds.n_tokens} were "
+                f"planned for; make the executor with a larger max_tokens"
+            )
+        self._arena = np.full(placement.arena_bytes // 4, np.nan, np.float32).view(np.uint8)
+
+    def run(self) -> Floats:
+        for op in self._program.ops:
+            self._replay(op)
+        return self._floats(self._program.output).copy()
+
+    def _replay(self, op: low.NativeOp) -> None:
+        store, rows = self._store, self._rows
+        match op:
+            case low.RopeTable():
+                inv_freq = np.array(op.inv_freq.values, np.float32)
+                self._write(op.y, ref.rope_table(rows.positions, inv_freq, op.magnitude))
+            case low.Embed():
+                self._write(op.y, ref.embed(rows.token_ids, store.weight(op.w), op.scale))
+            case low.Norm():
+                y = ref.rms_norm(self._floats(op.x), store.weight(op.w), op.eps)
+                self._write(op.y, y if op.residual is None else ref.add(self._floats(op.residual), y))
+            case low.Quantize():
+                self._write(op.y, self._floats(op.x))
+            case low.LinearGroup():
+                self._linear_group(op)
+            case low.RopeKv():
+                self._rope_kv(op)
+            case low.Attention():
+                q = _heads(self._floats(op.q)[:, : op.n_heads * op.head_dim], op.n_heads)
+                y = store.attend(op.layer, rows, q, op.scale, op.window, op.softcap)
+                self._write(op.y, y.reshape(len(q), op.y.width))
+            case low.Gated():
+                self._write(op.y, ref.gated(self._floats(op.x), op.act))
+            case low.SelectRows():
+                self._write(op.y, ref.select_rows(self._floats(op.x), rows.logits_rows))
+            case low.Softcap():
+                self._write(op.x, ref.softcap(self._floats(op.x), op.cap))
+            case low.Add():
+                self._write(op.x, ref.add(self._floats(op.x), self._floats(op.y)))
+
+    def _linear_group(self, op: low.LinearGroup) -> None:
+        x = self._floats(op.x)
+        y = self._floats(op.y)
+        for part in op.parts:
+            bias = None if part.bias is None else self._store.weight(part.bias)
+            product = ref.linear(x, self._store.weight(part.w), bias)
+            columns = slice(part.y_col, part.y_col + part.w.shape[0])
+            if op.residual is not None:
+                product = ref.add(self._floats(op.residual)[:, columns], product)
+            y[:, columns] = product
+
+    def _rope_kv(self, op: low.RopeKv) -> None:
+        qkv = self._floats(op.qkv)
+        q_width, kv_width = op.n_heads * op.head_dim, op.n_kv_heads * op.head_dim
+        q = _heads(qkv[:, :q_width], op.n_heads)
+        k = _heads(qkv[:, q_width : q_width + kv_width], op.n_kv_heads)
+        v = _heads(qkv[:, q_width + kv_width :], op.n_kv_heads)
+        if op.q_norm is not None:
+            q = ref.rms_norm(q, self._store.weight(op.q_norm), op.eps)
+        if op.k_norm is not None:
+            k = ref.rms_norm(k, self._store.weight(op.k_norm), op.eps)
+        if op.cos_sin is not None:
+            table = self._floats(op.cos_sin)
+            q, k = ref.rope(q, table), ref.rope(k, table)
+        self._store.keep(op.layer, self._rows, k, v)
+        qkv[:, :q_width] = q.reshape(len(q), q_width)
+        qkv[:, q_width:] = np.nan  # not defined after this op: see ops.lowered
+
+    def _rows_of(self, buffer: Buffer) -> npt.NDArray[np.uint8]:
+        at = self._placement.places[buffer.id]
+        n = self._bounds.of(buffer.rows)
+        return self._arena[at.offset_bytes : at.offset_bytes + n * at.stride_bytes].reshape(n, at.stride_bytes)
+
+    def _floats(self, buffer: Buffer) -> Floats:
+        """Return a view of an F32 buffer, or the values of a Q8 one."""
+        stored = self._rows_of(buffer)
+        if buffer.kind is BufferKind.F32:
+            return stored.view(np.float32)
+        n_groups = buffer.width // ref.ACTIVATION_GROUP
+        assert packed_row_bytes(buffer.width) == stored.shape[1], "the reference lays out its own Q8 rows"
+        scales = stored[:, buffer.width : buffer.width + 4 * n_groups].copy().view(np.float32)
+        return ref.dequantize_activations(stored[:, : buffer.width].view(np.int8), scales)
+
+    def _write(self, buffer: Buffer, y: Floats) -> None:
+        if buffer.kind is BufferKind.F32:
+            self._floats(buffer)[:] = y
+            return
+        q, scales = ref.quantize_activations(y)
+        stored = self._rows_of(buffer)
+        stored[:, : buffer.width] = q.view(np.uint8)
+        stored[:, buffer.width : buffer.width + 4 * scales.shape[1]] = np.ascontiguousarray(scales).view(np.uint8)
+
+
+def _heads(x: Floats, n: int) -> Floats:
+    return x.reshape(len(x), n, x.shape[1] // n)

@@ -1,0 +1,29 @@
+"""Tiny models with every branch on, against logits that transformers computed (tools/make_fixtures.py)."""
+
+import numpy as np
+import pytest
+
+CHUNKS = {
+    "prefill": [40],
+    "token-by-token": [1] * 40,
+    "ragged": [1, 7, 2, 13, 1, 1, 9, 6],
+}
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+def test_logits_equal_those_of_transformers(tiny, backend, chunks):
+    expected = tiny.expected
+    logits = backend.run(tiny.program, tiny.weights, expected["token_ids"], chunks)
+    assert logits.shape == (40, tiny.model.info.vocab_size)
+    columns = np.array(expected["columns"])
+    assert np.abs(logits[:, : columns.shape[1]] - columns).max() <= backend.tolerance
+    for t, row in expected["rows"].items():
+        assert np.abs(logits[int(t)] - np.array(row)).max() <= backend.tolerance
+    # A tie within the tolerance may fall either way.
+    best = np.take_along_axis(logits, np.array(expected["argmax"])[:, None], axis=1)[:, 0]
+    assert np.all(logits.max(axis=1) - best <= 2 * backend.tolerance)
+
+
+def test_fixtures_distinguish_positions(tiny):
+    """A fixture whose rows were all alike would hide a wrong mask or rotation."""
+    assert np.ptp(np.array(tiny.expected["columns"]), axis=0).min() > 0.1

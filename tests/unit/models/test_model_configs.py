@@ -1,0 +1,256 @@
+"""Every field that changes the arithmetic is honoured or refused by name."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tiercel.base.errors import ModelFileError, UnsupportedModel
+from tiercel.models.registry import ARCHITECTURES, build_model
+from tiercel.models.weights import check_weights
+from tiercel.ops.recorder import ComputeDtype
+from tiercel.quant.formats import Format
+
+FIXTURES = Path(__file__).parent.parent.parent / "model" / "fixtures"
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def config(architecture, **more):
+    return {"architectures": [architecture], **SIZES, **more}
+
+
+def tensors(model, format=Format.F32):
+    return {name: SimpleNamespace(shape=s, format=format) for name, s in model.expected_weights().items()}
+
+
+def attention_ops(model):
+    return [op for op in model.record(tensors(model)).ops if op.op == "attention"]
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Gemma3ForConditionalGeneration", "gpt2", None, 3])
+def test_an_unknown_architecture_is_refused_and_the_known_ones_are_listed(architecture):
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM, MistralForCausalLM"):
+        build_model(config(architecture))
+
+
+def test_an_architecture_may_be_told_by_its_model_type():
+    model = build_model({**SIZES, "model_type": "qwen2"})
+    assert model.info.architecture == "Qwen2ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "value"),
+    [
+        ("LlamaForCausalLM", "quantization_config", {"quant_method": "gptq"}),
+        ("LlamaForCausalLM", "pretraining_tp", 2),
+        ("LlamaForCausalLM", "hidden_act", "gelu"),
+        ("LlamaForCausalLM", "sliding_window", 64),
+        ("LlamaForCausalLM", "num_experts", 8),
+        ("LlamaForCausalLM", "num_local_experts", 8),
+        ("LlamaForCausalLM", "logit_scale", 0.5),
+        ("LlamaForCausalLM", "attention_chunk_size", 8192),
+        ("LlamaForCausalLM", "layer_types", ["full_attention", "linear_attention", "full_attention"]),
+        ("LlamaForCausalLM", "rope_scaling", {"rope_type": "mrope", "mrope_section": [1, 2]}),
+        ("LlamaForCausalLM", "rope_scaling", {"rope_type": "linear", "factor": 2.0, "surprise": 1}),
+        ("LlamaForCausalLM", "is_encoder_decoder", True),
+        ("MistralForCausalLM", "attention_bias", True),
+        ("MistralForCausalLM", "layer_types", ["full_attention", "sliding_attention", "full_attention"]),
+        ("Qwen2ForCausalLM", "attention_bias", False),
+        ("Qwen2ForCausalLM", "use_mrope", True),
+        ("Gemma3ForCausalLM", "use_bidirectional_attention", True),
+        ("Gemma3ForCausalLM", "attn_logit_softcapping", 50.0),
+        ("Gemma3ForCausalLM", "hidden_activation", "relu"),
+        ("Gemma3ForCausalLM", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4}),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(architecture, field, value):
+    names = "rope_type|surprise" if field == "rope_scaling" else field
+    with pytest.raises(UnsupportedModel, match=f"({names}) is .*not implemented"):
+        build_model(config(architecture, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", None),
+        ("hidden_size", 0),
+        ("hidden_size", "64"),
+        ("hidden_size", True),
+        ("hidden_size", 1 << 40),
+        ("hidden_size", 65),
+        ("num_key_value_heads", 3),
+        ("num_hidden_layers", 10**6),
+        ("rms_norm_eps", 0.0),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", float("inf")),
+        ("tie_word_embeddings", "yes"),
+        ("attention_bias", 1),
+        ("rope_theta", -1.0),
+        ("rope_scaling", [1]),
+        ("rope_scaling", {"rope_type": "linear"}),
+        ("rope_scaling", {"rope_type": "linear", "factor": 0}),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}),
+        ("rope_scaling", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
+        ("partial_rotary_factor", 0.01),
+        ("layer_types", ["full_attention"]),
+        ("layer_types", ["sliding_attention"] * 3),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_named(field, value):
+    name = {"rope_scaling": "factor|rope_scaling", "layer_types": "layer_types|sliding_window"}.get(field, field)
+    with pytest.raises(ModelFileError, match=name):
+        build_model(config("LlamaForCausalLM", **{field: value}))
+
+
+def test_fields_that_are_off_or_harmless_are_accepted():
+    build_model(config("LlamaForCausalLM", unknown=False, other=None, more=0, torch_dtype="bfloat16", _private=7))
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.json")), ids=lambda p: p.stem)
+def test_every_config_that_transformers_writes_for_them_is_read(path):
+    build_model(json.loads(path.read_text())["config"])
+
+
+def test_head_dim_defaults_to_what_the_architecture_says():
+    assert build_model(config("LlamaForCausalLM")).info.head_dim == 16
+    assert build_model(config("Qwen3ForCausalLM")).info.head_dim == 128
+    assert build_model(config("Gemma3ForCausalLM")).info.head_dim == 256
+    assert build_model(config("LlamaForCausalLM", head_dim=24)).info.head_dim == 24
+
+
+def test_a_llama_without_key_value_heads_has_as_many_as_heads():
+    assert build_model(config("LlamaForCausalLM", num_key_value_heads=None)).info.n_kv_heads == 4
+
+
+@pytest.mark.parametrize(("more", "windows"), [({}, 4096), ({"sliding_window": None}, 0), ({"sliding_window": 8}, 8)])
+def test_mistral_slides_on_every_layer_unless_its_window_is_null(more, windows):
+    layers = build_model(config("MistralForCausalLM", **more)).info.kv_layers
+    assert {layer.window for layer in layers} == {windows}
+
+
+def test_qwen_slides_from_max_window_layers_on():
+    fields = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+    for architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+        model = build_model(config(architecture, **fields))
+        assert [layer.window for layer in model.info.kv_layers] == [0, 0, 8]
+        fields_off = fields | {"use_sliding_window": False}
+        model = build_model(config(architecture, **fields_off))
+        assert [layer.window for layer in model.info.kv_layers] == [0, 0, 0]
+
+
+def test_layer_types_overrule_the_pattern():
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    model = build_model(config("Gemma3ForCausalLM", layer_types=types, sliding_window=8))
+    assert [layer.window for layer in model.info.kv_layers] == [0, 8, 0]
+    assert [layer.window for layer in build_model(config("Gemma3ForCausalLM")).info.kv_layers] == [4096] * 3
+
+
+def test_gemma_scales_scores_by_query_pre_attn_scalar():
+    model = build_model(config("Gemma3ForCausalLM", query_pre_attn_scalar=168))
+    assert attention_ops(model)[0].real("scale") == pytest.approx(168**-0.5)
+
+
+def test_older_gemma_rope_fields_mean_the_same_as_newer_ones():
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = config("Gemma3ForCausalLM", rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=scaling)
+    new = config(
+        "Gemma3ForCausalLM",
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    )
+    assert build_model(old).config == build_model(new).config
+
+
+@pytest.mark.parametrize(
+    ("format", "scale"), [(Format.F32, 1152**0.5), (Format.BF16, 34.0), (Format.F16, 33.9375), (Format.Q4_K, 1152**0.5)]
+)
+def test_gemma_rounds_the_embedding_scale_like_its_embedding(format, scale):
+    sizes = {"hidden_size": 1152, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 256}
+    model = build_model(config("Gemma3ForCausalLM", **sizes))
+    given = tensors(model) | {"model.embed_tokens.weight": SimpleNamespace(shape=(256, 1152), format=format)}
+    program = model.record(given, compute_dtype=ComputeDtype.FLOAT32)
+    assert program.ops[0].real("scale") == pytest.approx(scale, rel=1e-7)
+
+
+def test_norm_weights_that_include_the_one_get_no_second():
+    model = build_model(config("Gemma3ForCausalLM"))
+    added = {w.plus_one for w in model.record(tensors(model)).weights() if "norm" in w.name}
+    included = model.record(tensors(model), norm_weights_include_one=True)
+    assert added == {True}
+    assert not any(w.plus_one for w in included.weights())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_program_reads_exactly_the_expected_weights(architecture):
+    model = build_model(config(architecture))
+    program = model.record(tensors(model))
+    assert {w.name: w.shape for w in program.weights()} == model.expected_weights()
+    assert program.kv_layers == model.info.kv_layers
+
+
+def test_info_counts_parameters_and_bytes_of_a_token():
+    model = build_model(json.loads((FIXTURES / "llama_rope_llama3_tied.json").read_text())["config"])
+    assert model.info.n_parameters == 137_664
+    assert model.info.kv_bytes_per_token() == 3 * 2 * 2 * 16 * 2
+    assert model.info.kv_bytes_per_token(4) == 2 * model.info.kv_bytes_per_token(2)
+    gemma = build_model(json.loads((FIXTURES / "gemma3_pattern_3_softcap.json").read_text())["config"])
+    assert gemma.info.n_parameters == 304_992
+
+
+@pytest.mark.parametrize(
+    ("scaling", "max_len"),
+    [
+        (None, 256),
+        ({"rope_type": "linear", "factor": 4.0}, 1024),
+        ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}, 256),
+        ({"rope_type": "dynamic", "factor": 4.0}, 256),
+    ],
+)
+def test_the_longest_text_follows_from_the_rotation(scaling, max_len):
+    assert build_model(config("LlamaForCausalLM", rope_scaling=scaling)).info.max_len_tokens == max_len
+
+
+class TestCheckWeights:
+    def model(self, **more):
+        return build_model(config("LlamaForCausalLM", **more))
+
+    def test_accepts_a_whole_checkpoint_and_what_may_be_ignored(self):
+        model = self.model(tie_word_embeddings=True)
+        given = tensors(model)
+        given["lm_head.weight"] = given["model.embed_tokens.weight"]
+        given["model.layers.0.self_attn.rotary_emb.inv_freq"] = SimpleNamespace(shape=(8,), format=Format.F32)
+        check_weights(model, given)
+
+    def test_names_a_missing_tensor_and_its_shape(self):
+        given = tensors(self.model())
+        del given["model.layers.2.mlp.up_proj.weight"]
+        with pytest.raises(ModelFileError, match=r"model\.layers\.2\.mlp\.up_proj\.weight is missing; \[160, 64\]"):
+            check_weights(self.model(), given)
+
+    def test_names_both_shapes_of_a_wrong_one(self):
+        given = tensors(self.model())
+        given["lm_head.weight"] = SimpleNamespace(shape=(127, 64), format=Format.F32)
+        with pytest.raises(ModelFileError, match=r"lm_head\.weight has shape \[127, 64\]; \[128, 64\] is needed"):
+            check_weights(self.model(), given)
+
+    def test_refuses_a_tensor_that_no_op_reads(self):
+        given = tensors(self.model())
+        given["model.layers.0.self_attn.q_proj.bias"] = SimpleNamespace(shape=(64,), format=Format.F32)
+        with pytest.raises(ModelFileError, match=r"q_proj\.bias of shape \[64\] is read by no op"):
+            check_weights(self.model(), given)
+
+    def test_refuses_an_untied_head_that_is_missing(self):
+        with pytest.raises(ModelFileError, match=r"lm_head\.weight is missing"):
+            check_weights(self.model(), tensors(self.model(tie_word_embeddings=True)))

@@ -1,0 +1,78 @@
+"""Recorded and lowered programs of tiny models, as text. A changed golden file is a change of what is computed.
+
+To write the files again, from the repository's root:  PYTHONPATH=src python tests/unit/models/test_model_golden.py
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tiercel.models.registry import build_model
+from tiercel.ops.passes import lower_and_fuse
+from tiercel.quant.formats import Format
+
+GOLDEN = Path(__file__).parent / "golden"
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+CASES = {
+    "llama_q4_1": ("LlamaForCausalLM", Format.Q4_1, {"num_hidden_layers": 2, "tie_word_embeddings": True}),
+    "llama_f32_biases": (
+        "LlamaForCausalLM",
+        Format.F32,
+        {"num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    ),
+    "mistral_q8_0_mixed": ("MistralForCausalLM", Format.Q8_0, {"num_hidden_layers": 1, "sliding_window": 8}),
+    "qwen2_yarn_f16": ("Qwen2ForCausalLM", Format.F16, {"num_hidden_layers": 1, "rope_parameters": YARN}),
+    "qwen3_q4_0": ("Qwen3ForCausalLM", Format.Q4_0, {"num_hidden_layers": 1, "head_dim": 32}),
+    "smollm3_bf16": ("SmolLM3ForCausalLM", Format.BF16, {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}),
+    "gemma3_q5_0": (
+        "Gemma3ForCausalLM",
+        Format.Q5_0,
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 24,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+}
+
+
+def texts(case):
+    architecture, format, more = CASES[case]
+    model = build_model({"architectures": [architecture], **SIZES, **more})
+
+    def format_of(name, shape):
+        if len(shape) == 1:
+            return Format.F32
+        return Format.F16 if "mixed" in case and "v_proj" in name else format
+
+    shapes = model.expected_weights()
+    program = model.record({n: SimpleNamespace(shape=s, format=format_of(n, s)) for n, s in shapes.items()})
+    return {f"{case}.recorded.txt": program.text(), f"{case}.lowered.txt": lower_and_fuse(program).text()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_program_equals_its_golden_text(case):
+    for name, text in texts(case).items():
+        assert text == (GOLDEN / name).read_text(), name
+
+
+def test_every_golden_file_has_a_case():
+    assert sorted(p.name for p in GOLDEN.glob("*.txt")) == sorted(name for case in CASES for name in texts(case))
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for case in CASES:
+        for name, text in texts(case).items():
+            (GOLDEN / name).write_text(text)

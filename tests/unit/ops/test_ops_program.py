@@ -1,0 +1,163 @@
+import pytest
+
+from tiercel.base.errors import ModelFileError, ShapeError, UnsupportedModel
+from tiercel.ops.dims import Bounds, Dim
+from tiercel.ops.lower import lower
+from tiercel.ops.program import Program
+from tiercel.ops.recorder import ComputeDtype, Recorder
+from tiercel.ops.vocabulary import VOCABULARY, cost
+from tiercel.quant.formats import Format
+
+SHAPES = {
+    "table": (16, 64),
+    "square": (64, 64),
+    "narrow": (32, 64),
+    "head": (16, 64),
+    "norm": (64,),
+    "head_norm": (16,),
+    "bias": (64,),
+}
+FORMATS = {name: Format.Q4_1 if len(shape) == 2 else Format.F32 for name, shape in SHAPES.items()}
+
+
+def recorder(compute_dtype=ComputeDtype.AUTO):
+    return Recorder("tiny", SHAPES, FORMATS, compute_dtype)
+
+
+def tiny():
+    rec = recorder()
+    x = rec.embed("table")
+    table = rec.rope_table("r", [1.0, 0.5])
+    h = rec.rms_norm(x, "norm", 1e-5)
+    q, k, v = rec.linear(h, "square"), rec.linear(h, "narrow"), rec.linear(h, "narrow")
+    q, k = rec.rope(q, table, heads=4), rec.rope(k, table, heads=2)
+    y = rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
+    x = rec.add(x, rec.linear(y, "square", bias="bias"))
+    return rec, x
+
+
+def test_text_has_one_line_an_op_and_is_stable():
+    rec, x = tiny()
+    program = rec.finish(rec.linear(rec.select_rows(x), "head"))
+    lines = program.text().splitlines()
+    assert lines[0] == "program tiny"
+    assert lines[1] == "kv 0: K=2 D=16"
+    assert lines[2] == "const r(f32[2]) = 1 0.5"
+    assert lines[3] == "%0 = embed scale=1 w=table(q4_1[16,64]) : f32[T,64]"
+    assert lines[12] == "%9 = linear %8 act=q8 w=square(q4_1[64,64]) bias=bias(f32[64]) : f32[T,64]"
+    assert lines[-1] == f"return %{len(program.ops) - 1}"
+    assert len(lines) == 4 + len(program.ops)
+
+
+def test_rows_follow_select_rows():
+    rec, x = tiny()
+    assert x.rows is Dim.TOKENS
+    assert rec.select_rows(x).rows is Dim.ROWS
+
+
+@pytest.mark.parametrize(
+    ("compute_dtype", "weight", "act"),
+    [("auto", "square", "q8"), ("float32", "square", "f32"), ("auto", "plain", "f32")],
+)
+def test_activations_are_rounded_for_quantised_weights_unless_computing_in_float32(compute_dtype, weight, act):
+    rec = Recorder("t", SHAPES | {"plain": (8, 64)}, FORMATS | {"plain": Format.F16}, ComputeDtype(compute_dtype))
+    rec.finish(rec.linear(rec.embed("table"), weight))
+    assert rec.finish(rec.linear(rec.embed("table"), weight)).ops[-1].word("act") == act
+
+
+def test_a_weight_that_the_checkpoint_lacks_is_named():
+    with pytest.raises(ModelFileError, match=r"tensor nothing is missing .* tiny needs it"):
+        recorder().embed("nothing")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (lambda rec, x: rec.linear(x, "norm"), r"ops\.linear\(norm\): got x width 64, w \[64\]"),
+        (lambda rec, x: rec.linear(x, "square", bias="head_norm"), r"bias \[16\]"),
+        (lambda rec, x: rec.rms_norm(x, "head_norm", 1e-5), r"ops\.rms_norm\(head_norm\)"),
+        (lambda rec, x: rec.rms_norm(x, "norm", 0.0), r"eps > 0 is needed"),
+        (lambda rec, x: rec.rope(x, rec.rope_table("r", [1.0] * 9), heads=4), r"ops\.rope: .* table width 18"),
+        (lambda rec, x: rec.gated(x, x, "relu"), r"one of silu, gelu_tanh"),
+        (lambda rec, x: rec.add(x, rec.linear(x, "narrow")), r"ops\.add: got widths 64, 32"),
+        (lambda rec, x: rec.add(x, rec.select_rows(x)), r"ops\.add"),
+        (lambda rec, x: rec.select_rows(rec.select_rows(x)), r"ops\.select_rows: got rows R"),
+        (lambda rec, x: rec.softcap(x, -1.0), r"cap > 0"),
+        (
+            lambda rec, x: rec.attention(x, x, x, layer=0, heads=4, kv_heads=3, head_dim=16, scale=1.0),
+            r"ops\.attention: got q, k, v widths 64, 64, 64, heads 4, kv_heads 3",
+        ),
+    ],
+)
+def test_an_op_that_breaks_its_contract_cannot_be_recorded(record, message):
+    rec = recorder()
+    with pytest.raises(ShapeError, match=message):
+        record(rec, rec.embed("table"))
+
+
+def test_a_program_without_its_output_is_refused():
+    rec, x = tiny()
+    program = rec.finish(rec.select_rows(x))
+    with pytest.raises(ShapeError, match="no op writes the output"):
+        Program("t", program.ops[:-1], program.output, program.kv_layers).check()
+
+
+def test_two_attentions_cannot_share_a_layer():
+    rec, x = tiny()
+    q, k, v = rec.linear(x, "square"), rec.linear(x, "narrow"), rec.linear(x, "narrow")
+    rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
+    with pytest.raises(ShapeError, match=r"attention of layers \[0, 0\]"):
+        rec.finish(rec.select_rows(x))
+
+
+def test_every_op_has_a_tolerance_and_a_cost():
+    rec, x = tiny()
+    gated = rec.gated(rec.linear(x, "square"), rec.linear(x, "square"), "silu")
+    program = rec.finish(rec.softcap(rec.linear(rec.select_rows(rec.add(x, gated)), "head"), 30.0))
+    assert {op.op for op in program.ops} == set(VOCABULARY)
+    bounds = Bounds(8, 2, 2, context_tokens=100)
+    for op in program.ops:
+        assert cost(op, bounds).nbytes > 0
+        assert cost(op, Bounds(0, 0, 0)).nbytes == 0
+        assert VOCABULARY[op.op].tolerance.rtol >= 0.0
+
+
+def test_cost_of_a_linear_counts_a_weight_once():
+    rec = recorder()
+    program = rec.finish(rec.linear(rec.embed("table"), "square"))
+    one, many = (cost(program.ops[-1], Bounds(n, 1, 1)) for n in (1, 11))
+    assert one.flops * 11 == many.flops == 2 * 11 * 64 * 64
+    assert many.nbytes - one.nbytes == 10 * 4 * (64 + 64)
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (lambda rec, x: rec.rope(x, rec.rope_table("r", [1.0]), heads=1), "no part of an attention"),
+        (lambda rec, x: rec.rms_norm(x, "head_norm", 1e-5, heads=4), "no part of an attention"),
+        (lambda rec, x: rec.gated(x, x, "silu"), "from a linear of its own"),
+        (lambda rec, x: rec.add(x, x), "must not be read again"),
+        (lambda rec, x: rec.add(rec.softcap(x, 3.0), x), "must not be read again"),
+    ],
+)
+def test_what_has_no_native_form_is_refused_by_name(record, why):
+    rec = recorder()
+    y = record(rec, rec.embed("table"))
+    program = rec.finish(rec.select_rows(y))
+    with pytest.raises(UnsupportedModel, match=f"^ops.lower: tiny: %.* has no native form: .*{why}"):
+        lower(program)
+
+
+def test_a_rotation_that_q_and_k_do_not_share_is_refused():
+    rec = recorder()
+    x = rec.embed("table")
+    q, k, v = rec.linear(x, "square"), rec.linear(x, "narrow"), rec.linear(x, "narrow")
+    q = rec.rope(q, rec.rope_table("r", [1.0]), heads=4)
+    y = rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
+    with pytest.raises(UnsupportedModel, match="share one rotation"):
+        lower(rec.finish(rec.select_rows(y)))
+
+
+def test_bounds_that_make_no_sense_are_refused():
+    with pytest.raises(ShapeError, match="R <= T"):
+        Bounds(1, 1, 2)

@@ -1,0 +1,181 @@
+"""Makes tests/model/fixtures: tiny models' logits, and rotary tables, as transformers computes them.
+
+Needs the extra `oracle` (torch, transformers); the tests need neither. From the repository's root:
+
+    HF_HUB_OFFLINE=1 PYTHONPATH=src python tools/make_fixtures.py
+
+A logits fixture holds the config as transformers writes it, the argmax of each of the T positions, the first 8 logits
+of each, and whole rows at three of them. Weights are `tiercel.testing.fill` by tensor name; ids[t] = (7t + 3) mod 128.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tiercel.testing.fill import fill_by_name
+
+OUT = Path(__file__).parent.parent / "tests" / "model" / "fixtures"
+N_TOKENS = 40
+N_COLUMNS = 8
+WHOLE_ROWS = (0, 11, N_TOKENS - 1)
+SEED_FREE_IDS = [(7 * t + 3) % 128 for t in range(N_TOKENS)]
+
+BASE: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def rope(kind: str, theta: float, **more: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **more}
+
+
+LLAMA3 = rope("llama3", 5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+YARN = rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=64)
+GEMMA = {
+    **BASE,
+    "num_hidden_layers": 6,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+    "final_logit_softcapping": 30.0,
+    "rope_parameters": {
+        "sliding_attention": rope("default", 1e4),
+        "full_attention": rope("linear", 1e6, factor=8.0),
+    },
+}
+
+
+def models() -> dict[str, Any]:
+    smol = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": 4}
+    odd_heads = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+    qwen2_window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    return {
+        "llama_rope_llama3_tied": hf.LlamaConfig(
+            **BASE, rms_norm_eps=1e-5, tie_word_embeddings=True, rope_parameters=LLAMA3
+        ),
+        "llama_linear_biases_head_dim_24": hf.LlamaConfig(
+            **BASE,
+            head_dim=24,
+            attention_bias=True,
+            mlp_bias=True,
+            rope_parameters=rope("linear", 1e4, factor=2.0),
+        ),
+        "llama_odd_heads_9_3": hf.LlamaConfig(
+            **BASE | odd_heads, rms_norm_eps=1e-5, tie_word_embeddings=True, rope_parameters=rope("default", 1e5)
+        ),
+        "mistral_window_8": hf.MistralConfig(
+            **BASE, head_dim=24, sliding_window=8, rope_parameters=rope("default", 1e6)
+        ),
+        "mistral_no_window": hf.MistralConfig(**BASE, sliding_window=None, rope_parameters=rope("default", 1e6)),
+        "smollm3_nope": hf.SmolLM3Config(**BASE | smol, rope_parameters=rope("default", 5e6)),
+        "qwen2_yarn_window": hf.Qwen2Config(**BASE, **qwen2_window, tie_word_embeddings=True, rope_parameters=YARN),
+        "qwen3": hf.Qwen3Config(**BASE, head_dim=32, rope_parameters=rope("default", 1e6)),
+        "qwen3_window_bias": hf.Qwen3Config(
+            **BASE,
+            **qwen2_window,
+            head_dim=16,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters=rope("default", 1e6),
+        ),
+        "gemma3_pattern_3_softcap": hf.Gemma3TextConfig(**GEMMA),
+        "gemma3_biases_untied": hf.Gemma3TextConfig(
+            **GEMMA | {"num_hidden_layers": 3, "final_logit_softcapping": None, "num_key_value_heads": 1},
+            attention_bias=True,
+            tie_word_embeddings=False,
+        ),
+    }
+
+
+def logits_of(config: Any) -> torch.Tensor:
+    config._attn_implementation = "eager"
+    model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    adds_one = config.model_type.startswith("gemma")
+    seen: set[int] = set()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # A tied head is listed once, under the embedding's name.
+            assert parameter.data_ptr() not in seen, name
+            seen.add(parameter.data_ptr())
+            values = fill_by_name(name, tuple(parameter.shape), norms_add_one=adds_one)
+            parameter.copy_(torch.from_numpy(values))
+        return model(torch.tensor([SEED_FREE_IDS])).logits[0]
+
+
+def digits(values: Any) -> list[float]:
+    return [float(f"{v:.7g}") for v in values.tolist()]
+
+
+def config_dict(config: Any, class_name: str) -> dict[str, Any]:
+    d = json.loads(config.to_json_string(use_diff=False))
+    d["architectures"] = [class_name]
+    d.pop("transformers_version", None)
+    return d
+
+
+def write_models() -> None:
+    for name, config in models().items():
+        class_name = type(hf.AutoModelForCausalLM.from_config(config)).__name__
+        logits = logits_of(config)
+        fixture = {
+            "config": config_dict(config, class_name),
+            "token_ids": SEED_FREE_IDS,
+            "argmax": logits.argmax(-1).tolist(),
+            "columns": [digits(row[:N_COLUMNS]) for row in logits],
+            "rows": {str(t): digits(logits[t]) for t in WHOLE_ROWS},
+        }
+        write(OUT / f"{name}.json", fixture)
+
+
+def write_ropes() -> None:
+    base = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 256}
+    factors = {"short_factor": [1.0 + 0.05 * j for j in range(16)], "long_factor": [2.0 + 0.5 * j for j in range(16)]}
+    kinds = {
+        "default": rope("default", 1e4),
+        "default_partial": rope("default", 1e4, partial_rotary_factor=0.5),
+        "linear": rope("linear", 1e4, factor=4.0),
+        "dynamic": rope("dynamic", 1e4, factor=4.0),
+        "llama3": LLAMA3,
+        "yarn": YARN,
+        "yarn_mscale": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 16, "truncate": False},
+        "yarn_attention_factor": YARN | {"attention_factor": 1.5, "factor": 2.0},
+        "longrope": rope("longrope", 1e4, factor=8.0, original_max_position_embeddings=64, **factors),
+        "proportional": rope("proportional", 1e6, partial_rotary_factor=0.25),
+    }
+    rows = []
+    for name, params in kinds.items():
+        for length in (64, 256, 1024):
+            config = hf.LlamaConfig(**BASE | base, rope_parameters=dict(params))
+            kind = params["rope_type"]
+            if kind == "default":
+                dim = int(32 * params.get("partial_rotary_factor", 1.0))
+                inv_freq, magnitude = 1.0 / params["rope_theta"] ** (torch.arange(0, dim, 2).double() / dim), 1.0
+            else:
+                inv_freq, magnitude = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=length)
+            row = {"name": name, "length": length, "head_dim": 32, "max_position": 256, "params": params}
+            rows.append(row | {"inv_freq": digits(inv_freq), "magnitude": float(magnitude)})
+            if kind not in ("dynamic", "longrope"):
+                break
+    write(OUT.parent / "rope_tables.json", rows)
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, separators=(",", ":")) + "\n")
+    print(f"{path.name}: {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    write_models()
+    write_ropes()
