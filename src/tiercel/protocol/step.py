@@ -43,7 +43,8 @@ class StepResult:
     Shapes:
         row_seq        int32 [R]   index into the plan's sequences
         row_pos        int32 [R]   position whose logits these are
-        row_token      int32 [R]   sampled token, or for a scored row the token that follows; -1: the logits held a NaN
+        row_token      int32 [R]   sampled token, or for a scored row the token that follows; -1: the logits held a NaN;
+                               -2: the constraints leave no token
         row_logprob    f32   [R]   log-probability of row_token, or None if the plan asked for none
         row_rank       int32 [R]   1 + number of tokens with a strictly greater logit; None likewise
         top_ids        int32 [R, N], top_logprobs f32 [R, N]   the likeliest, best first; None likewise

@@ -1,0 +1,352 @@
+// The order of work and every rounding are the reference's; what differs is that most tokens are ruled out by bounds
+// before any expensive arithmetic. Each bound is exact, so none changes the token.
+#include "tiercel/sampler.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "sampler_math.hpp"
+#include "sampler_noise.hpp"
+
+namespace tiercel {
+
+namespace {
+
+using sampler_noise::kBlock;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kFloatMax = std::numeric_limits<float>::max();
+constexpr int kLanes = 16;
+constexpr uint32_t kDone = 1u << 31;
+
+// Buckets of z: number floor(-z * 64). The last one starts below -31.9, where a token's weight rounds to 0.
+constexpr int64_t kBuckets = 2048;
+constexpr float kBucketsPerUnit = 64.0f;
+
+// An edited logit as float32. An edit does not forbid a token or make it infinite; a forbidden one stays so.
+float settle(float before, double after) {
+  return before == -kInf ? before : static_cast<float>(std::clamp(after, -kFloatMax, kFloatMax));
+}
+
+float largest_of_block(const float* x) {
+  float m[kLanes];
+  for (int j = 0; j < kLanes; ++j) m[j] = x[j];
+  for (int i = 1; i < kBlock / kLanes; ++i) {
+    for (int j = 0; j < kLanes; ++j) m[j] = m[j] > x[i * kLanes + j] ? m[j] : x[i * kLanes + j];
+  }
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) m[j] = m[j] > m[j + width] ? m[j] : m[j + width];
+  }
+  return m[0];
+}
+
+uint64_t sum_of_weights(const float* x, int64_t n, double largest) {
+  uint64_t total = 0;
+  uint64_t some[kBlock];
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t count = std::min(kBlock, n - i);
+    sampler_math::weights(x + i, count, largest, some);
+    for (int64_t j = 0; j < count; ++j) total += some[j];
+  }
+  return total;
+}
+
+// The smallest float that is not below x.
+float float_not_below(double x) {
+  const float f = static_cast<float>(x);
+  return static_cast<double>(f) < x ? std::nextafter(f, kInf) : f;
+}
+
+}  // namespace
+
+SamplerScratch::SamplerScratch(int64_t vocab_size, Argmax argmax)
+    : argmax_(argmax),
+      z_((vocab_size + kBlock - 1) / kBlock * kBlock, -kInf),
+      block_max_(z_.size() / kBlock),
+      values_(z_.size()),
+      ids_(z_.size()),
+      counts_(z_.size()),
+      buckets_(kBuckets) {}
+
+// One call of sample_row.
+class RowSampler {
+ public:
+  RowSampler(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch)
+      : p_(params), row_(row), s_(scratch), v_(static_cast<int64_t>(row.logits.size())) {}
+
+  int32_t token() {
+    const float* x = row_.logits.data();
+    int64_t likeliest = s_.argmax_(x, v_);
+    if (likeliest < 0 || x[likeliest] == kInf) return kBadLogits;
+    const bool forbids_stops = n_output() < p_.min_tokens && !p_.stop_ids.empty();
+    if (edits() || forbids_stops) {
+      x = s_.z_.data();
+      edit(forbids_stops);
+      likeliest = s_.argmax_(x, v_);
+      if (x[likeliest] == -kInf && forbids_stops) {
+        edit(false);
+        likeliest = s_.argmax_(x, v_);
+      }
+    }
+    if (x[likeliest] == -kInf) return kNothingAllowed;
+    if (p_.temperature == 0.0) return static_cast<int32_t>(likeliest);
+    temper(x, x[likeliest]);
+    if (p_.min_p > 0.0) drop_below(float_not_below(sampler_math::log(p_.min_p)));
+    if (p_.top_k > 0 && p_.top_k < v_) drop_below(kth_largest(p_.top_k));
+    if (p_.top_p < 1.0) keep_nucleus();
+    const sampler_noise::Key key{p_.seed, static_cast<uint32_t>(row_.tokens.size())};
+    return static_cast<int32_t>(sampler_noise::draw(s_.z_.data(), s_.block_max_.data(), n_blocks(), likeliest, key));
+  }
+
+ private:
+  int64_t n_blocks() const { return static_cast<int64_t>(s_.block_max_.size()); }
+  int64_t n_output() const { return static_cast<int64_t>(row_.tokens.size()) - row_.n_prompt; }
+  bool is_token(int32_t id) const { return id >= 0 && id < v_; }
+
+  bool edits() const {
+    return p_.has_allowed_ids || !p_.bias.empty() || !p_.bad_ends.empty() || p_.repetition_penalty != 1.0 ||
+           counts_matter();
+  }
+  bool counts_matter() const { return p_.frequency_penalty != 0.0 || p_.presence_penalty != 0.0; }
+
+  void edit(bool forbids_stops) {
+    float* x = s_.z_.data();
+    if (p_.has_allowed_ids) {
+      std::fill_n(x, v_, -kInf);
+      for (int32_t id : p_.allowed_ids) {
+        if (is_token(id)) x[id] = row_.logits[id];
+      }
+    } else {
+      std::copy_n(row_.logits.data(), v_, x);
+    }
+    for (const auto& [id, value] : p_.bias) {
+      if (is_token(id)) x[id] = settle(x[id], static_cast<double>(x[id]) + value);
+    }
+    if (forbids_stops) {
+      for (int32_t id : p_.stop_ids) {
+        if (is_token(id)) x[id] = -kInf;
+      }
+    }
+    forbid_bad_words(x);
+    if (p_.repetition_penalty != 1.0 || counts_matter()) penalise(x);
+  }
+
+  void forbid_bad_words(float* x) {
+    int32_t begin = 0;
+    for (int32_t end : p_.bad_ends) {
+      const int32_t* word = p_.bad_tokens.data() + begin;
+      const int32_t last = end - begin - 1;
+      begin = end;
+      if (last > n_output() || !is_token(word[last])) continue;
+      if (std::equal(word, word + last, row_.tokens.data() + row_.tokens.size() - last)) x[word[last]] = -kInf;
+    }
+  }
+
+  // Each token of the history once, whatever its count: the first visit edits it and marks it done.
+  void penalise(float* x) {
+    uint32_t* counts = s_.counts_.data();
+    const auto output = row_.tokens.subspan(row_.n_prompt);
+    for (int32_t id : output) counts[is_token(id) ? id : 0] += is_token(id);
+    for (int32_t id : row_.tokens) {
+      if (!is_token(id) || (counts[id] & kDone)) continue;
+      if (p_.repetition_penalty != 1.0) {
+        const double wide = x[id];
+        x[id] = settle(x[id], wide > 0 ? wide / p_.repetition_penalty : wide * p_.repetition_penalty);
+      }
+      if (counts[id] != 0) {
+        const double wide = x[id];
+        x[id] = settle(x[id], (wide - counts[id] * p_.frequency_penalty) - p_.presence_penalty);
+      }
+      counts[id] |= kDone;
+    }
+    for (int32_t id : row_.tokens) {
+      if (is_token(id)) counts[id] = 0;
+    }
+  }
+
+  // z = (x - largest) / temperature; x may be z itself.
+  void temper(const float* x, float largest) {
+    const float t = static_cast<float>(p_.temperature);
+    float* z = s_.z_.data();
+    for (int64_t i = 0; i < v_; ++i) z[i] = (x[i] - largest) / t;
+    for (int64_t b = 0; b < n_blocks(); ++b) s_.block_max_[b] = largest_of_block(z + b * kBlock);
+  }
+
+  void drop_below(float threshold) {
+    for (int64_t b = 0; b < n_blocks(); ++b) {
+      float* z = s_.z_.data() + b * kBlock;
+      if (s_.block_max_[b] == -kInf) continue;
+      for (int64_t i = 0; i < kBlock; ++i) z[i] = z[i] >= threshold ? z[i] : -kInf;
+      if (s_.block_max_[b] < threshold) s_.block_max_[b] = -kInf;
+    }
+  }
+
+  // The k-th largest block maximum is not above the k-th largest z, so for few k a short list holds the answer.
+  float kth_largest(int64_t k) {
+    float* values = s_.values_.data();
+    const auto kth = [&](int64_t n) {
+      std::nth_element(values, values + (k - 1), values + n, std::greater<float>());
+      return values[k - 1];
+    };
+    float floor = -kInf;
+    if (k <= n_blocks() / 2) {
+      std::copy(s_.block_max_.begin(), s_.block_max_.end(), values);
+      floor = kth(n_blocks());
+    }
+    int64_t n = 0;
+    for (int64_t b = 0; b < n_blocks(); ++b) {
+      if (s_.block_max_[b] == -kInf || s_.block_max_[b] < floor) continue;
+      const float* z = s_.z_.data() + b * kBlock;
+      for (int64_t i = 0; i < kBlock; ++i) {
+        values[n] = z[i];
+        n += z[i] >= floor && z[i] > -kInf;
+      }
+    }
+    return n < k ? -kInf : kth(n);
+  }
+
+  // top_p without a sort of the vocabulary: weights by bucket of z, then a sort of the one bucket in which the target
+  // is reached.
+  void keep_nucleus() {
+    const uint64_t total = fill_buckets();
+    // Rounding of so large an integer may ask for more than there is; then all are kept.
+    const uint64_t needed = std::max<uint64_t>(1, static_cast<uint64_t>(p_.top_p * static_cast<double>(total)));
+    if (total < needed) return;
+    uint64_t before = 0;
+    int64_t bucket = 0;
+    while (before + s_.buckets_[bucket] < needed) before += s_.buckets_[bucket++];
+    const float low = -static_cast<float>(bucket + 1) / kBucketsPerUnit;
+    drop_below(std::nextafter(low, kInf));
+    cut_bucket(-static_cast<float>(bucket) / kBucketsPerUnit, before, needed);
+  }
+
+  uint64_t fill_buckets() {
+    std::fill(s_.buckets_.begin(), s_.buckets_.end(), 0);
+    uint64_t total = 0;
+    uint64_t weights[kBlock];
+    int32_t numbers[kBlock];
+    for (int64_t b = 0; b < n_blocks(); ++b) {
+      const float* z = s_.z_.data() + b * kBlock;
+      if (s_.block_max_[b] < -32.0f) continue;
+      sampler_math::weights(z, kBlock, 0.0, weights);
+      for (int64_t i = 0; i < kBlock; ++i) {
+        const float scaled = -z[i] * kBucketsPerUnit;
+        numbers[i] = static_cast<int32_t>(scaled < kBuckets - 1 ? scaled : static_cast<float>(kBuckets - 1));
+      }
+      for (int64_t i = 0; i < kBlock; ++i) {
+        s_.buckets_[numbers[i]] += weights[i];
+        total += weights[i];
+      }
+    }
+    return total;
+  }
+
+  // Of the tokens in the lowest bucket left, whose z is at most `high`, drops those after the one that reaches
+  // `needed`.
+  void cut_bucket(float high, uint64_t before, uint64_t needed) {
+    float* z = s_.z_.data();
+    int32_t* ids = s_.ids_.data();
+    int64_t n = 0;
+    for (int64_t b = 0; b < n_blocks(); ++b) {
+      if (s_.block_max_[b] == -kInf) continue;
+      for (int64_t i = b * kBlock; i < (b + 1) * kBlock; ++i) {
+        ids[n] = static_cast<int32_t>(i);
+        n += z[i] <= high && z[i] > -kInf;
+      }
+    }
+    std::sort(ids, ids + n, [z](int32_t a, int32_t b) { return z[a] > z[b] || (z[a] == z[b] && a < b); });
+    int64_t kept = 0;
+    while (before < needed) before += sampler_math::weight(z[ids[kept++]]);
+    // block_max_ may now be too large, which only costs the draw time.
+    for (; kept < n; ++kept) z[ids[kept]] = -kInf;
+  }
+
+  const SamplerParams& p_;
+  const SampleRow& row_;
+  SamplerScratch& s_;
+  const int64_t v_;
+};
+
+// Log-probabilities of one row.
+class RowScorer {
+ public:
+  RowScorer(std::span<const float> logits, SamplerScratch& scratch)
+      : x_(logits.data()), v_(static_cast<int64_t>(logits.size())), s_(scratch) {}
+
+  SampleOut score(int32_t token, const TopOut& top) {
+    const int64_t likeliest = s_.argmax_(x_, v_);
+    if (likeliest < 0 || x_[likeliest] == kInf) return nothing(kBadLogits, top);
+    if (x_[likeliest] == -kInf || token < 0 || token >= v_) return nothing(kNothingAllowed, top);
+    largest_ = x_[likeliest];
+    log_total_ = sampler_math::log_of_weight(sum_of_weights(x_, v_, largest_));
+    list_likeliest(top);
+    int32_t rank = 1;
+    for (int64_t i = 0; i < v_; ++i) rank += x_[i] > x_[token];
+    return {token, logprob(token), rank};
+  }
+
+  static SampleOut nothing(int32_t token, const TopOut& top) {
+    std::fill_n(top.ids, top.n_top, -1);
+    std::fill_n(top.logprobs, top.n_top, kNan);
+    return {token, kNan, 0};
+  }
+
+ private:
+  float logprob(int64_t id) const { return static_cast<float>((static_cast<double>(x_[id]) - largest_) - log_total_); }
+
+  void list_likeliest(const TopOut& top) {
+    const int32_t n = static_cast<int32_t>(std::min<int64_t>(top.n_top, v_));
+    if (n == 0) return;
+    constexpr int32_t kFew = 64;
+    if (n <= kFew) {
+      insert_likeliest(top.ids, n);
+    } else {
+      int32_t* ids = s_.ids_.data();
+      for (int64_t i = 0; i < v_; ++i) ids[i] = static_cast<int32_t>(i);
+      std::partial_sort(ids, ids + n, ids + v_,
+                        [this](int32_t a, int32_t b) { return x_[a] > x_[b] || (x_[a] == x_[b] && a < b); });
+      std::copy_n(ids, n, top.ids);
+    }
+    for (int32_t i = 0; i < n; ++i) top.logprobs[i] = logprob(top.ids[i]);
+    for (int32_t i = n; i < top.n_top; ++i) {
+      top.ids[i] = -1;
+      top.logprobs[i] = kNan;
+    }
+  }
+
+  // Insertion into a sorted list: a later id only enters when strictly greater, so ties stay in order of id.
+  void insert_likeliest(int32_t* ids, int32_t n) {
+    int32_t held = 0;
+    for (int64_t i = 0; i < v_; ++i) {
+      if (held == n) {
+        // Whole blocks below the list's last entry are passed over.
+        while (i % kBlock == 0 && i + kBlock <= v_ && !(largest_of_block(x_ + i) > x_[ids[n - 1]])) i += kBlock;
+        if (i >= v_ || !(x_[i] > x_[ids[n - 1]])) continue;
+      }
+      int32_t at = held < n ? held++ : n - 1;
+      for (; at > 0 && x_[i] > x_[ids[at - 1]]; --at) ids[at] = ids[at - 1];
+      ids[at] = static_cast<int32_t>(i);
+    }
+  }
+
+  const float* x_;
+  const int64_t v_;
+  SamplerScratch& s_;
+  double largest_ = 0.0;
+  double log_total_ = 0.0;
+};
+
+SampleOut sample_row(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, const TopOut* top) {
+  const int32_t token = RowSampler(params, row, scratch).token();
+  if (top == nullptr) return {token, kNan, 0};
+  if (token < 0) return RowScorer::nothing(token, *top);
+  return RowScorer(row.logits, scratch).score(token, *top);
+}
+
+SampleOut score_row(std::span<const float> logits, int32_t token, SamplerScratch& scratch, const TopOut& top) {
+  return RowScorer(logits, scratch).score(token, top);
+}
+
+}  // namespace tiercel

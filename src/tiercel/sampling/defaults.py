@@ -1,0 +1,29 @@
+"""Sampling defaults that a model's `generation_config.json` states. Knows no engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tiercel.protocol.params import SamplingParams
+
+# Their name in generation_config.json -> ours.
+_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def stated_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that the model's authors chose, by our names; what is null or absent is left out."""
+    found = {ours: generation_config.get(theirs) for theirs, ours in _FIELDS.items()}
+    return {
+        name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """Return the parameters of a call that gives none: vLLM's defaults with the model's own over them."""
+    return SamplingParams(**stated_defaults(generation_config))
