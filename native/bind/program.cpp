@@ -27,21 +27,21 @@ std::span<const int32_t> span_of(const Ints& a) { return {a.data(), a.size()}; }
 std::vector<float> copy_of(const std::optional<Floats>& a) {
   return a ? std::vector<float>(a->data(), a->data() + a->size()) : std::vector<float>{};
 }
-BufferRef ref(const Buffer& b) { return {b.first, b.second}; }
-std::optional<BufferRef> ref(const std::optional<Buffer>& b) { return b ? std::optional(ref(*b)) : std::nullopt; }
+BufferRef place_of(const Buffer& b) { return {b.first, b.second}; }
+std::optional<BufferRef> place_of(const std::optional<Buffer>& b) { return b ? std::optional(place_of(*b)) : std::nullopt; }
 
 // A program being built, with the packed weights it points into.
 struct Recording {
   std::unique_ptr<Program> program;
-  std::vector<std::shared_ptr<PackedWeights>> weights;
+  std::vector<std::shared_ptr<PackedStore>> weights;
 
   void add(bool is_logits_rows, OpBody body) {
     if (!program) throw nb::value_error("Program: it was given to a StepRunner; build a new one");
     program->add({is_logits_rows ? Rows::Logits : Rows::Tokens, std::move(body)});
   }
-  const PackedMatrix& keep(const std::shared_ptr<PackedWeights>& w) {
+  const PackedMatrix& keep(const std::shared_ptr<PackedStore>& w) {
     weights.push_back(w);
-    return w->matrix();
+    return w->view();
   }
 };
 
@@ -53,6 +53,7 @@ const KernelTable* level_named(const std::string& name) {
 
 // The page pool's memory and layout.
 struct KvMemory {
+  explicit KvMemory(KvPool layout) : region(layout.page_stride_bytes * layout.n_pages), pool(std::move(layout)) {}
   Region region;
   KvPool pool;
 };
@@ -68,8 +69,7 @@ std::shared_ptr<KvMemory> make_kv(int32_t n_pages, int32_t page_tokens, bool is_
     pool.head_stride_bytes.push_back(head);
     pool.page_stride_bytes += head * n_kv_heads;
   }
-  auto memory = std::make_shared<KvMemory>(KvMemory{Region(pool.page_stride_bytes * n_pages), pool});
-  return memory;
+  return std::make_shared<KvMemory>(std::move(pool));
 }
 
 template <class T>
@@ -81,7 +81,7 @@ nb::ndarray<nb::numpy, T> owned(std::vector<T>&& data, std::initializer_list<siz
 
 struct BoundRunner {
   std::shared_ptr<KvMemory> kv;
-  std::vector<std::shared_ptr<PackedWeights>> weights;
+  std::vector<std::shared_ptr<PackedStore>> weights;
   std::unique_ptr<StepRunner> runner; // last: destroyed first, while what it reads is alive
 
   StepRunner& live() {
@@ -118,31 +118,31 @@ void bind_recording(nb::module_& m) {
            "level"_a, "n_threads"_a)
       .def("rope_table",
            [](Recording& r, const Floats& inv_freq, float magnitude, Buffer out) {
-             r.add(false, op::RopeTable{{inv_freq.data(), inv_freq.data() + inv_freq.size()}, magnitude, ref(out)});
+             r.add(false, op::RopeTable{{inv_freq.data(), inv_freq.data() + inv_freq.size()}, magnitude, place_of(out)});
            },
            "inv_freq"_a, "magnitude"_a, "out"_a)
       .def("embed",
-           [](Recording& r, const std::shared_ptr<PackedWeights>& w, float scale, Buffer y) {
-             r.add(false, op::Embed{r.keep(w), scale, ref(y)});
+           [](Recording& r, const std::shared_ptr<PackedStore>& w, float scale, Buffer y) {
+             r.add(false, op::Embed{r.keep(w), scale, place_of(y)});
            },
            "w"_a, "scale"_a, "y"_a)
       .def("norm",
            [](Recording& r, bool logits_rows, Buffer x, int64_t width, const Floats& w, float eps, std::optional<Buffer> residual, Buffer y,
               bool quantized) {
              r.add(logits_rows,
-                   op::Norm{ref(x), width, {w.data(), w.data() + w.size()}, eps, ref(residual), ref(y), quantized});
+                   op::Norm{place_of(x), width, {w.data(), w.data() + w.size()}, eps, place_of(residual), place_of(y), quantized});
            },
            "logits_rows"_a, "x"_a, "width"_a, "w"_a, "eps"_a, "residual"_a.none(), "y"_a, "quantized"_a)
       .def("quantize",
-           [](Recording& r, bool logits_rows, Buffer x, int64_t width, Buffer y) { r.add(logits_rows, op::Quantize{ref(x), width, ref(y)}); },
+           [](Recording& r, bool logits_rows, Buffer x, int64_t width, Buffer y) { r.add(logits_rows, op::Quantize{place_of(x), width, place_of(y)}); },
            "logits_rows"_a, "x"_a, "width"_a, "y"_a)
       .def("linear",
            [](Recording& r, bool logits_rows, Buffer x, bool quantized, int64_t k,
-              const std::vector<std::tuple<std::shared_ptr<PackedWeights>, std::optional<Floats>, int64_t>>& parts, Buffer y,
+              const std::vector<std::tuple<std::shared_ptr<PackedStore>, std::optional<Floats>, int64_t>>& parts, Buffer y,
               std::optional<Buffer> residual) {
-             op::Linear o{ref(x), quantized, k, {}, {}, {}, ref(y), ref(residual)};
+             op::Linear o{place_of(x), quantized, k, {}, {}, {}, place_of(y), place_of(residual)};
              for (const auto& [w, bias, col] : parts) {
-               if (w->matrix().k != k) throw nb::value_error("linear: a part's input width differs from the op's");
+               if (w->view().k != k) throw nb::value_error("linear: a part's input width differs from the op's");
                o.weights.push_back(r.keep(w));
                o.biases.push_back(copy_of(bias));
                o.parts.push_back({nullptr, nullptr, col});
@@ -153,30 +153,30 @@ void bind_recording(nb::module_& m) {
       .def("rope_kv",
            [](Recording& r, Buffer qkv, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, const std::optional<Floats>& q_norm,
               const std::optional<Floats>& k_norm, float eps, std::optional<Buffer> cos_sin, int32_t d2, int32_t layer) {
-             r.add(false, op::RopeKv{ref(qkv), n_heads, n_kv_heads, head_dim, copy_of(q_norm), copy_of(k_norm), eps, ref(cos_sin), d2, layer});
+             r.add(false, op::RopeKv{place_of(qkv), n_heads, n_kv_heads, head_dim, copy_of(q_norm), copy_of(k_norm), eps, place_of(cos_sin), d2, layer});
            },
            "qkv"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "q_norm"_a.none(), "k_norm"_a.none(), "eps"_a, "cos_sin"_a.none(), "d2"_a,
            "layer"_a)
       .def("attention",
            [](Recording& r, Buffer q, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale, int32_t window,
               float softcap, int32_t layer) {
-             r.add(false, op::Attention{ref(q), ref(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer});
+             r.add(false, op::Attention{place_of(q), place_of(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer});
            },
            "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a)
       .def("gated",
            [](Recording& r, Buffer x, int64_t f, const std::string& act, Buffer y, bool quantized) {
              if (act != "silu" && act != "gelu_tanh") throw nb::value_error("gated: act must be 'silu' or 'gelu_tanh'");
-             r.add(false, op::Gated{ref(x), f, act == "silu" ? Activation::Silu : Activation::GeluTanh, ref(y), quantized});
+             r.add(false, op::Gated{place_of(x), f, act == "silu" ? Activation::Silu : Activation::GeluTanh, place_of(y), quantized});
            },
            "x"_a, "f"_a, "act"_a, "y"_a, "quantized"_a)
       .def("select_rows",
-           [](Recording& r, Buffer x, int64_t width, Buffer y) { r.add(true, op::SelectRows{ref(x), width, ref(y)}); }, "x"_a, "width"_a,
+           [](Recording& r, Buffer x, int64_t width, Buffer y) { r.add(true, op::SelectRows{place_of(x), width, place_of(y)}); }, "x"_a, "width"_a,
            "y"_a)
       .def("softcap",
-           [](Recording& r, bool logits_rows, Buffer x, int64_t width, float cap) { r.add(logits_rows, op::Softcap{ref(x), width, cap}); },
+           [](Recording& r, bool logits_rows, Buffer x, int64_t width, float cap) { r.add(logits_rows, op::Softcap{place_of(x), width, cap}); },
            "logits_rows"_a, "x"_a, "width"_a, "cap"_a)
       .def("add",
-           [](Recording& r, bool logits_rows, Buffer x, Buffer y, int64_t width) { r.add(logits_rows, op::Add{ref(x), ref(y), width}); },
+           [](Recording& r, bool logits_rows, Buffer x, Buffer y, int64_t width) { r.add(logits_rows, op::Add{place_of(x), place_of(y), width}); },
            "logits_rows"_a, "x"_a, "y"_a, "width"_a);
 }
 
@@ -211,7 +211,7 @@ void bind_runner(nb::module_& m) {
              KvPool pool = kv->pool;
              pool.base = kv->region.data();
              const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
-             recording.program->seal(arena_bytes, pool, ref(logits), vocab, max_tokens, max_rows, n_slots, max_len);
+             recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len);
              new (self) BoundRunner{std::move(kv), std::move(recording.weights), nullptr};
              self->runner = std::make_unique<StepRunner>(std::move(recording.program),
                                                          StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot}, std::move(cpus));

@@ -13,7 +13,7 @@ StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std:
       page_table_(std::make_unique<Region>(limits.n_slots * limits.pages_per_slot * 4)),
       slots_(static_cast<size_t>(limits.n_slots)),
       team_(program_->n_threads(), std::move(cpus)) {
-  for (int32_t t = 0; t < program_->n_threads(); ++t) sampler_scratch_.emplace_back(program_->vocab());
+  for (int32_t t = 0; t < program_->n_threads(); ++t) sampler_scratch_.emplace_back(program_->vocab(), program_->kernels()->argmax);
   const auto n_seqs = static_cast<size_t>(limits.n_slots), n_tokens = static_cast<size_t>(limits.max_tokens);
   for (Work& w : works_) {
     for (auto* v : {&w.seq_slot, &w.seq_start, &w.seq_tokens}) v->reserve(n_seqs);
@@ -192,13 +192,12 @@ void StepRunner::sample(Work& w, int32_t thread) {
     const int64_t n_tokens = out.row_pos[i] + 1;
     int32_t* top_ids = out.top_ids.data() + i * n_top;
     float* top_logprobs = out.top_logprobs.data() + i * n_top;
-    SampleOut result{};
-    if (w.row_is_sample[i])
-      sample_row(program_->logits_row(r), program_->vocab(), program_->kernels(), state.params, ids, state.n_prompt, n_tokens, scratch, &result,
-                 static_cast<int32_t>(n_top), top_ids, top_logprobs, w.outcome.n_top >= 0);
-    else
-      score_row(program_->logits_row(r), program_->vocab(), ids[n_tokens], scratch, &result, static_cast<int32_t>(n_top), top_ids,
-                top_logprobs);
+    const TopOut top{static_cast<int32_t>(n_top), top_ids, top_logprobs};
+    const std::span<const float> logits(program_->logits_row(r), static_cast<size_t>(program_->vocab()));
+    const SampleOut result =
+        w.row_is_sample[i] ? sample_row(state.params, {logits, {ids, static_cast<size_t>(n_tokens)}, state.n_prompt}, scratch,
+                                        out.n_top >= 0 ? &top : nullptr)
+                           : score_row(logits, ids[n_tokens], scratch, top);
     out.row_token[i] = result.token;
     if (w.outcome.n_top >= 0) {
       out.row_logprob[i] = result.logprob;

@@ -1,7 +1,7 @@
 """Tiercel: an inference and serving engine for language models.
 
-`LLM` runs a model inside this process, `AsyncLLM` streams from it, `SamplingParams` says how tokens are chosen; names and
-meanings are vLLM's. Names are resolved on first use, so that `import tiercel` costs nothing.
+`LLM` runs a model inside this process, `AsyncLLM` streams from it, `SamplingParams` says how tokens are chosen; names
+and meanings are vLLM's. Names are resolved on first use, so that `import tiercel` costs nothing.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -15,6 +15,7 @@ from tiercel.ops.program import Program
 from tiercel.quant.formats import Format
 from tiercel.runner.reference import Chunk, ReferenceExecutor
 from tiercel.testing.fill import tiny_checkpoint
+from tiercel.testing.native import float_tensors, native_logits, native_runner
 
 FIXTURES = Path(__file__).parent / "fixtures"
 Floats = np.ndarray
@@ -44,10 +45,23 @@ def _reference(lower: Callable[[Program], object], **options):
     return run
 
 
+def _native(**options):
+    def run(program, weights, ids, chunks):
+        runner = native_runner(program, float_tensors(weights), **options)
+        try:
+            return native_logits(runner, ids, chunks)
+        finally:
+            runner.close()
+
+    return run
+
+
 BACKENDS = [
     Backend("recorded", _reference(lambda program: program)),
     Backend("lowered", _reference(lower_and_fuse)),
     Backend("lowered-no-passes", _reference(lambda p: lower_and_fuse(p, Passes.none()), reuse_buffers=False)),
+    Backend("native", _native()),
+    Backend("native-no-passes", _native(passes=Passes.none(), n_threads=1)),
 ]
 
 

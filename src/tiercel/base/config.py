@@ -12,7 +12,7 @@ from tiercel.base.errors import ConfigError, UnknownOption
 
 # Options people may bring along that are gone or elsewhere, with what to do instead.
 REMOVED = {
-    "calculate_kv_scales": "removed: key and value scales come from the checkpoint or are 1.0; calibrate before loading",
+    "calculate_kv_scales": "removed: scales of keys and values come from the checkpoint; calibrate before loading",
     "override_attention_dtype": "removed: use dtype or compute_dtype",
     "swap_space": "removed: a preempted request is recomputed, mostly from the prefix cache",
     "num_lookahead_slots": "removed: the engine plans ahead by itself",
@@ -36,22 +36,22 @@ class EngineOptions:
     model                   folder, .gguf file, catalogue name or org/name; None is the catalogue's default
     tokenizer               folder or .gguf to take the tokenizer from; None is the model itself
     skip_tokenizer_init     serve token ids only
-    dtype                   "auto": weights stay as the file has them. "float32" | "float16" | "bfloat16" must be what the file has
-    compute_dtype           "auto": quantised weights meet int8 activations, others float32. "float32": no rounding of activations
-    kv_cache_dtype          "auto" is float16: half the memory traffic of float32 at no measurable cost in quality
-    quantization            None | "none": as the file is. "q8_0" | "q4_0": quantise a float checkpoint while loading
+    dtype                   "auto": weights stay as the file has them; a named type must be what the file has
+    compute_dtype           "auto": quantised weights meet int8 activations; "float32": activations are never rounded
+    kv_cache_dtype          "auto" is float16: half the memory traffic of float32
+    quantization            None | "none": as the file is; "q8_0" | "q4_0": quantise a float checkpoint while loading
     max_model_len           None: the model's own, or what fits; -1: the largest that fits
-    max_num_seqs            64: slots are cheap, and on a CPU the step is compute-bound long before
+    max_num_seqs            None: 64, or max_num_batched_tokens if that is less
     max_num_batched_tokens  512: a step of about 0.2 s for a 135M model on two cores; more delays running requests
     kv_cache_memory_bytes   None: enough for max_num_seqs full requests, at most a quarter of the free memory
-    block_size              tokens a page; 16 is the finest the attention kernel reads, so least waste and most prefix hits
+    block_size              tokens a page; 16 is the finest that attention reads: least waste, most prefix hits
     enable_prefix_caching   on: a hit is bitwise the same as computing
     seed                    of requests that bring none: None takes fresh ones
     threads                 None: the processors this process may use
     scheduling_policy       "fcfs" | "priority"
     async_scheduling        on: the next step is planned while one runs
-    max_logprobs            20: as OpenAI's limit; -1: the whole vocabulary
-    max_waiting             bound of the waiting queue; None: none
+    max_logprobs            20: OpenAI's limit; -1: the whole vocabulary
+    max_waiting             bound of the waiting queue; None: the engine's own
     revision                of a hub model
     """
 
@@ -63,7 +63,7 @@ class EngineOptions:
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int = 512
     kv_cache_memory_bytes: int | None = None
     block_size: int = 16
@@ -89,7 +89,7 @@ class EngineOptions:
                 shown = ", ".join("None" if c is None else c for c in choices)
                 raise ConfigError(f"{name}: got {value!r}; needs one of {shown}")
         for name, least, may_be_none in (
-            ("max_num_seqs", 1, False),
+            ("max_num_seqs", 1, True),
             ("max_num_batched_tokens", 1, False),
             ("block_size", 16, False),
             ("kv_cache_memory_bytes", 1, True),
@@ -106,7 +106,9 @@ class EngineOptions:
         for name in ("skip_tokenizer_init", "enable_prefix_caching", "async_scheduling"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: got {getattr(self, name)!r}; needs True or False")
-        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool) or not -(2**63) <= self.seed < 2**63):
+        if self.seed is not None and (
+            not isinstance(self.seed, int) or isinstance(self.seed, bool) or not -(2**63) <= self.seed < 2**63
+        ):
             raise ConfigError(f"seed: got {self.seed!r}; needs a 64-bit whole number, or None for fresh ones")
 
 
@@ -126,5 +128,7 @@ def engine_options(**given: Any) -> EngineOptions:
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             raise UnknownOption(f"option {name}: unknown; {hint}")
     if str(given.get("quantization")) == "bitsandbytes":
-        raise UnknownOption("option quantization: bitsandbytes is not in the core; use q8_0 or q4_0, or a checkpoint that is quantised")
+        raise UnknownOption(
+            "option quantization: bitsandbytes is not in the core; use q8_0 or q4_0, or a checkpoint that is quantised"
+        )
     return EngineOptions(**given)

@@ -1,4 +1,5 @@
-"""Every environment variable Tiercel reads, in one table. They are for debugging and for where files live; settings are options.
+"""Every environment variable Tiercel reads, in one table. They are for debugging and for where files live; settings are
+options.
 
 A bad value is an error at the first read, never a silent default.
 """
@@ -33,5 +34,7 @@ def read(var: EnvVar) -> str | None:
     """
     value = os.environ.get(var.name) or None
     if value is not None and var.choices and value not in var.choices:
-        raise ConfigError(f"environment {var.name}: got {value!r}; needs one of {', '.join(var.choices)}; unset it or fix it")
+        raise ConfigError(
+            f"environment {var.name}: got {value!r}; needs one of {', '.join(var.choices)}; unset it or fix it"
+        )
     return value

@@ -16,7 +16,9 @@ def _read(path: Path) -> str | None:
 
 def _own_cgroup_dirs() -> list[Path]:
     """Folders of this process's cgroup (version 2), innermost first: a limit anywhere above counts."""
-    line = next((part for part in (_read(Path("/proc/self/cgroup")) or "").splitlines() if part.startswith("0::")), None)
+    line = next(
+        (part for part in (_read(Path("/proc/self/cgroup")) or "").splitlines() if part.startswith("0::")), None
+    )
     if line is None:
         return [_CGROUP]
     inner = _CGROUP / line[3:].lstrip("/")
@@ -44,7 +46,9 @@ def allowed_cpus() -> list[int]:
 
 
 def usable_cpus() -> int:
-    """Return how many threads can run at once: the allowed processors, less if a control group grants less time. At least 1."""
+    """Return how many threads can run at once: the allowed processors, less if a control group grants less time. At
+    least 1.
+    """
     quota = cpu_quota()
     n_allowed = len(allowed_cpus())
     return n_allowed if quota is None else max(1, min(n_allowed, math.floor(quota)))

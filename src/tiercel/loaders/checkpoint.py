@@ -133,6 +133,11 @@ class Checkpoint:
         first = self.files[0]
         return first if isinstance(first, GgufFile) else self.path
 
+    def release_pages(self) -> None:
+        """Let go of what is resident of the files: what was packed from them does not count twice."""
+        for file in self.files:
+            file.release_pages()
+
     def close(self) -> None:
         """Release the files. Tensors taken before stay valid."""
         for file in self.files:

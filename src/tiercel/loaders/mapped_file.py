@@ -4,6 +4,7 @@ It knows sizes and bytes, no format. The map outlives `close` for as long as an 
 another process shortens while it is mapped kills this one (SIGBUS): model files are replaced, never rewritten.
 """
 
+import contextlib
 import json
 import mmap
 import stat
@@ -41,6 +42,12 @@ class MappedFile:
             raise ModelFileError(f"{path}: the file is empty; fetch it again") from error
         self.size = len(self.map)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
+
+    def release_pages(self) -> None:
+        """Let go of what is resident of the map; a later read takes it from the file again. An array stays valid."""
+        # Only advice: an older system may refuse it, and a closed map has nothing to let go of.
+        with contextlib.suppress(OSError, ValueError):
+            self.map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         """Drop the map. Arrays taken from it stay valid; the memory goes when the last of them does."""

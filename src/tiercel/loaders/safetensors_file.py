@@ -97,6 +97,10 @@ class SafetensorsFile:
         """Return each tensor's bytes, in the order of `tensors`."""
         return map(self.data, self.tensors.values())
 
+    def release_pages(self) -> None:
+        """Let go of the file's resident bytes; see `MappedFile.release_pages`."""
+        self._file.release_pages()
+
     def close(self) -> None:
         """Release the map; arrays taken from it stay valid."""
         self._file.close()

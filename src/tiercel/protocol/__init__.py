@@ -1,1 +1,1 @@
-"""Frozen values that cross between parts: parameters, requests, step plans and results, outputs. Knows no part's insides."""
+"""Frozen values that cross between parts: parameters, step plans and results, outputs. Knows no part's insides."""

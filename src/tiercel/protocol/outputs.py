@@ -23,8 +23,8 @@ PositionLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One of a request's `n` sequences.
 
-    `finish_reason` is None while running, then "stop" | "length" | "abort". `stop_reason` is the stop string or stop token id
-    that ended it, None for end-of-sequence.
+    `finish_reason` is None while running, then "stop" | "length" | "abort". `stop_reason` is the stop string or stop
+    token id that ended it, None for end-of-sequence.
     """
 
     index: int

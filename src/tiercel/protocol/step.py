@@ -1,7 +1,7 @@
 """What the engine tells a runner about one step, and what it gets back. Knows neither models nor requests.
 
-A sequence lives in a **slot**: a row of the token table and of the page table, kept for its whole life. The runner owns the arrays;
-the engine says what happens to a slot through `runner.interface.Runner`.
+A sequence lives in a **slot**: a row of the token table and of the page table, kept for its whole life. The runner owns
+the arrays; the engine says what happens to a slot through `runner.interface.Runner`.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,15 @@ import numpy as np
 class StepPlan:
     """One forward pass: which tokens of which slots are computed, and which rows need logits.
 
-    Sequence s computes the tokens at positions `seq_start[s] .. seq_start[s] + seq_tokens[s]` of slot `seq_slot[s]`. Their ids are in the
-    slot's row of the token table: written by `Runner.admit`, or by an earlier step's sampler (which may still be in flight).
+    Sequence s computes the tokens at positions `seq_start[s] .. seq_start[s] + seq_tokens[s]` of slot `seq_slot[s]`.
+    Their ids are in the slot's row of the token table: written by `Runner.admit`, or by an earlier step's sampler
+    (which may still be in flight).
 
     Shapes:
         seq_slot, seq_start, seq_tokens   int32 [S]; slots are distinct, seq_tokens >= 1
-        seq_samples                       bool [S]; True: the last row's logits are sampled, and the token is written to the table
-        seq_scores                        bool [S]; True: every row but a sampled last one gives the log-probability of the token after it
+        seq_samples                       bool [S]; True: the last row is sampled, its token written to the table
+        seq_scores                        bool [S]; True: every row but a sampled last one gives the log-probability
+                                          of the token after it
     """
 
     step_id: int

@@ -1,5 +1,5 @@
-"""The one capacity formula: how many pages the pool gets and how long a sequence may be. Start-up, admission and logs all read
-its result, so that what is admitted always fits what was allocated.
+"""The one capacity formula: how many pages the pool gets and how long a sequence may be. Start-up, admission and logs
+all read its result, so that what is admitted always fits what was allocated.
 """
 
 from dataclasses import dataclass
@@ -40,8 +40,9 @@ class Capacity:
     def describe(self) -> str:
         """Return the line printed at start."""
         return (
-            f"KV pool: {self.n_pages:,} pages of {self.page_size_tokens} tokens ({self.page_bytes / 1024:.0f} KiB each, "
-            f"{self.n_pages * self.page_bytes / _MIB:,.0f} MiB), {self.n_tokens:,} tokens; "
+            f"KV pool: {self.n_pages:,} pages of {self.page_size_tokens} tokens "
+            f"({self.page_bytes / 1024:.0f} KiB each, {self.n_pages * self.page_bytes / _MIB:,.0f} MiB), "
+            f"{self.n_tokens:,} tokens; "
             f"{self.n_full_sequences:.2f} requests of {self.max_len_tokens:,} tokens fit at once"
         )
 
@@ -63,8 +64,9 @@ def plan(
 ) -> Capacity:
     """Choose the pool's size and the longest sequence.
 
-    `max_model_len` None means the model's own length, or the largest that fits if memory is short; -1 asks for the largest that fits.
-    `pool_bytes` None means enough for `max_num_seqs` full sequences, but at most a quarter of `available_bytes`.
+    `max_model_len` None means the model's own length, or the largest that fits if memory is short; -1 asks for the
+    largest that fits. `pool_bytes` None means enough for `max_num_seqs` full sequences, but at most a quarter of
+    `available_bytes`.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -78,25 +80,32 @@ def plan(
         raise ConfigError(f"max_model_len: got {max_model_len}; needs at least 2, or -1 for the largest that fits")
     if max_model_len is not None and max_model_len > model_len_tokens:
         raise ConfigError(
-            f"max_model_len: got {max_model_len}; the model's own limit is {model_len_tokens} tokens; lower it to that or leave it out"
+            f"max_model_len: got {max_model_len}; the model's own limit is {model_len_tokens} tokens; "
+            "lower it to that or leave it out"
         )
     page_bytes = kv_token_bytes * page_size_tokens
     len_tokens = model_len_tokens if max_model_len in (None, -1) else max_model_len
     assert len_tokens is not None
     if page_bytes == 0:
-        return Capacity(page_size_tokens, 0, max_num_seqs * pages_for(len_tokens, page_size_tokens), len_tokens, max_num_seqs)
+        return Capacity(
+            page_size_tokens, 0, max_num_seqs * pages_for(len_tokens, page_size_tokens), len_tokens, max_num_seqs
+        )
     wanted = max_num_seqs * pages_for(len_tokens, page_size_tokens)
     if pool_bytes is not None:
         n_pages, limit_name = pool_bytes // page_bytes, "kv_cache_memory_bytes"
     else:
         one = pages_for(len_tokens, page_size_tokens)
-        quarter, half = int(available_bytes * _POOL_FRAC) // page_bytes, int(available_bytes * _POOL_FRAC_MAX) // page_bytes
+        quarter, half = (
+            int(available_bytes * _POOL_FRAC) // page_bytes,
+            int(available_bytes * _POOL_FRAC_MAX) // page_bytes,
+        )
         n_pages, limit_name = min(wanted, max(quarter, min(one, half))), "half of the free memory"
     if n_pages * page_size_tokens < len_tokens:
         if max_model_len not in (None, -1) or n_pages < 1:
             raise OutOfPages(
-                f"kv pool: {n_pages} pages of {page_bytes / _MIB:.2f} MiB fit in {limit_name}; one sequence of max_model_len={len_tokens} "
-                f"needs {pages_for(len_tokens, page_size_tokens)}; lower max_model_len to {n_pages * page_size_tokens} or give more memory"
+                f"kv pool: {n_pages} pages of {page_bytes / _MIB:.2f} MiB fit in {limit_name}; "
+                f"one sequence of max_model_len={len_tokens} needs {pages_for(len_tokens, page_size_tokens)}; "
+                f"lower max_model_len to {n_pages * page_size_tokens} or give more memory"
             )
         len_tokens = n_pages * page_size_tokens
     return Capacity(page_size_tokens, page_bytes, min(n_pages, wanted), len_tokens, max_num_seqs)

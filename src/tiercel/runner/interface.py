@@ -1,11 +1,11 @@
 """The contract between the engine and whatever computes steps. The native runner, the reference runner and the fakes in
 `tiercel.testing` all meet it; `tiercel.testing.runner_kit` tests them.
 
-Thread rule: all calls come from one thread (the engine's). `submit` returns at once; steps run one after the other in the order of
-submission, so a later step may read what an earlier one writes without waiting for it.
+Thread rule: all calls come from one thread (the engine's). `submit` returns at once; steps run one after the other in
+the order of submission, so a later step may read what an earlier one writes without waiting for it.
 
-A slot passes through: free -> `admit` -> (in any number of steps) -> `release` -> free. A slot may be released, or admitted again, only
-when no submitted step that names it is still running: the engine holds it back until then.
+A slot passes through: free -> `admit` -> (in any number of steps) -> `release` -> free. A slot may be released, or
+admitted again, only when no submitted step that names it is still running: the engine holds it back until then.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,26 @@ class Runner(Protocol):
         ...
 
     def admit(
-        self, slot: int, token_ids: Sequence[int], n_prompt_tokens: int, params: SamplingParams, seed: int, stop_ids: Sequence[int]
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        n_prompt_tokens: int,
+        params: SamplingParams,
+        seed: int,
+        stop_ids: Sequence[int],
     ) -> None:
         """Put a sequence's known tokens into a free slot.
 
-        `token_ids` may hold generated tokens after the first `n_prompt_tokens` (a preempted sequence that returns). `seed` is the
-        request's resolved seed. `stop_ids` are the ids that `min_tokens` forbids. Stop strings, max_tokens and n are not the runner's.
+        `token_ids` may hold generated tokens after the first `n_prompt_tokens` (a preempted sequence that returns).
+        `seed` is the request's resolved seed. `stop_ids` are the ids that `min_tokens` forbids. Stop strings,
+        max_tokens and n are not the runner's.
         """
         ...
 
     def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
-        """Write entries `first_idx ..` of the slot's page table row. Entries already used by a submitted step never change."""
+        """Write entries `first_idx ..` of the slot's page table row. Entries already used by a submitted step never
+        change.
+        """
         ...
 
     def release(self, slot: int) -> None:

@@ -17,7 +17,9 @@ _FIELDS = {
 
 
 def stated_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters that the model's authors chose, by our names; what is null or absent is left out."""
+    """Return the sampling parameters that the model's authors chose, by our names; what is null or absent is left
+    out.
+    """
     found = {ours: generation_config.get(theirs) for theirs, ours in _FIELDS.items()}
     return {
         name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)

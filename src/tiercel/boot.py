@@ -1,0 +1,351 @@
+"""The composition root: from a person's options to a running engine. The only file that knows every part.
+
+Order: find the files, read the config, record the program, size the pool, then pack weights while another thread builds
+the tokenizer. Nothing is computed before everything is known to fit.
+"""
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiercel.base import machine
+from tiercel.base.config import EngineOptions
+from tiercel.base.errors import ConfigError, ModelFileError
+from tiercel.engine.config import EngineConfig
+from tiercel.hub.resolve import ResolvedModel, resolve
+from tiercel.hub.store import default_folder
+from tiercel.loaders.checkpoint import Checkpoint, open_checkpoint
+from tiercel.models.model import Model, ModelInfo
+from tiercel.models.registry import build_model
+from tiercel.models.weights import check_weights
+from tiercel.ops.passes import lower_and_fuse
+from tiercel.ops.program import Program
+from tiercel.ops.recorder import ComputeDtype
+from tiercel.quant.formats import Format
+from tiercel.runner import capacity as sizing
+from tiercel.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tiercel.engine.client import EngineClient
+    from tiercel.runner.native import NativeRunner
+
+_FLOATS = (Format.F32, Format.F16, Format.BF16)
+_DTYPE_FORMATS = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
+# Slots when the options name none: on a CPU the step is compute-bound long before.
+_MAX_NUM_SEQS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A checkpoint's tensor as it will be used: its shape, and the format it has or will be given."""
+
+    shape: tuple[int, ...]
+    format: Format
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is decided before weights are touched."""
+
+    options: EngineOptions
+    resolved: ResolvedModel
+    checkpoint: Checkpoint
+    model: Model
+    program: Program
+    capacity: sizing.Capacity
+    n_threads: int
+    identity: str  # digest of all that decides the model's numbers
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
+        return self.model.info
+
+    @property
+    def kv_dtype(self) -> str:
+        """Element type of the pool."""
+        return "float16" if self.options.kv_cache_dtype == "auto" else self.options.kv_cache_dtype
+
+    @property
+    def is_float32_compute(self) -> bool:
+        """Whether activations are never rounded."""
+        return self.options.compute_dtype == "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine and what front ends may know of it. `close` ends it."""
+
+    plan: Plan
+    runner: "NativeRunner"
+    client: "EngineClient"
+    tokenizer: Tokenizer | None
+
+    def close(self) -> None:
+        """Abort what runs, stop the threads, give back memory. Idempotent."""
+        self.client.close()
+        self.plan.checkpoint.close()
+
+
+def make_plan(options: EngineOptions, resolved: ResolvedModel | None = None) -> Plan:
+    """Find and read the model and size everything; no weight is read but for the digest."""
+    resolved = resolved or resolve(options.model, revision=options.revision)
+    checkpoint = open_checkpoint(resolved.path)
+    try:
+        return _plan_checkpoint(options, resolved, checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint: Checkpoint) -> Plan:
+    model = build_model(checkpoint.config)
+    check_weights(model, checkpoint.tensors)
+    expected = model.expected_weights()
+    _check_dtype(options.dtype, checkpoint, expected)
+    planned = planned_tensors(checkpoint, expected, options.quantization)
+    kv_dtype = "float16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    capacity = sizing.plan(
+        kv_token_bytes=model.info.kv_bytes_per_token(4 if kv_dtype == "float32" else 2),
+        page_size_tokens=options.block_size,
+        model_len_tokens=model.info.max_len_tokens,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs or min(_MAX_NUM_SEQS, options.max_num_batched_tokens),
+        pool_bytes=options.kv_cache_memory_bytes,
+        available_bytes=machine.available_bytes(),
+    )
+    program = model.record(
+        planned,
+        compute_dtype=ComputeDtype.FLOAT32 if options.compute_dtype == "float32" else ComputeDtype.AUTO,
+        max_len_tokens=capacity.max_len_tokens,
+        norm_weights_include_one=checkpoint.norm_weights_include_one,
+    )
+    # The program's text holds the config, the formats and the rotary tables: all arithmetic but the weights' values.
+    identity = hashlib.sha256(f"{checkpoint.digest()}\n{options.compute_dtype}\n{program.text()}".encode()).hexdigest()
+    n_threads = options.threads or machine.usable_cpus()
+    return Plan(options, resolved, checkpoint, model, program, capacity, n_threads, identity)
+
+
+def _check_dtype(dtype: str, checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> None:
+    if dtype == "auto":
+        return
+    wanted = _DTYPE_FORMATS[dtype]
+    for name, shape in expected.items():
+        found = checkpoint.tensors[name].format
+        if len(shape) == 2 and found is not wanted:
+            raise ConfigError(
+                f'dtype: got "{dtype}"; tensor {name} is {found} in the file and is used as it is; use "auto"'
+            )
+
+
+def planned_tensors(
+    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], quantization: str | None
+) -> dict[str, PlannedTensor]:
+    """Return shape and format of each tensor as it will be used.
+
+    With a quantization, float matrices get that format; the embedding and the head get q8_0 under q4_0 too, as they
+    cost most quality and are a small part of a step.
+
+    Raises: ConfigError: the checkpoint is quantised already.
+    """
+    wanted = None if quantization in (None, "none") else Format(quantization)
+    planned = {}
+    for name, shape in expected.items():
+        found = checkpoint.tensors[name].format
+        if wanted is not None and found not in _FLOATS:
+            raise ConfigError(
+                f"quantization: got {quantization!r}; tensor {name} is {found} already; "
+                "leave the option out for a quantised file"
+            )
+        if wanted is not None and len(shape) == 2 and shape[1] % 32 == 0:
+            is_table = "embed_tokens" in name or name == "lm_head.weight"
+            found = Format.Q8_0 if is_table else wanted
+        planned[name] = PlannedTensor(shape, found)
+    return planned
+
+
+def build_runner(plan: Plan) -> "NativeRunner":
+    """Pack the weights and start the native runner."""
+    from tiercel.runner.native import NativeRunner, NativeSettings
+    from tiercel.runner.weights import PackedWeightStore
+
+    weights = PackedWeightStore(
+        plan.checkpoint.tensors,
+        expand_to_f32=plan.is_float32_compute,
+        n_threads=plan.n_threads,
+        release_file_pages=plan.checkpoint.release_pages,
+    )
+    max_step_tokens = max(plan.options.max_num_batched_tokens, plan.capacity.max_num_seqs)
+    settings = NativeSettings(
+        max_step_tokens=max_step_tokens,
+        max_logits_rows=min(max_step_tokens, max(plan.capacity.max_num_seqs, 64)),
+        kv_dtype=plan.kv_dtype,
+        n_threads=plan.n_threads,
+    )
+    runner = NativeRunner(lower_and_fuse(plan.program), weights, plan.capacity, settings)
+    plan.checkpoint.release_pages()
+    return runner
+
+
+def load_tokenizer(plan: Plan) -> Tokenizer | None:
+    """Load the tokenizer the options name, or the model's own; None if it has none or none is wanted.
+
+    Raises: ModelFileError: its ids do not fit the model's vocabulary.
+    """
+    if plan.options.skip_tokenizer_init:
+        return None
+    if plan.options.tokenizer is not None:
+        path = resolve(plan.options.tokenizer).path
+        with open_tokenizer_source(path) as source:
+            tokenizer: Tokenizer | None = _tokenizer_from(
+                source, path, hashlib.sha256(str(path).encode()).hexdigest(), is_cached=False
+            )
+    else:
+        tokenizer = _tokenizer_from(plan.checkpoint, plan.resolved.path, plan.checkpoint.digest(), is_cached=True)
+    if tokenizer is not None and tokenizer.vocab_size > plan.info.vocab_size:
+        raise ModelFileError(
+            f"tokenizer: has {tokenizer.vocab_size} tokens; the model's vocabulary has {plan.info.vocab_size}; "
+            "they are not of one model; give the right one with tokenizer="
+        )
+    return tokenizer
+
+
+def open_tokenizer_source(path: Path) -> "contextlib.AbstractContextManager[Checkpoint | Path]":
+    """Open where a tokenizer is to be read from: a folder as it is, a .gguf file as a checkpoint."""
+    return contextlib.nullcontext(path) if path.is_dir() else open_checkpoint(path)
+
+
+def _tokenizer_from(source: "Checkpoint | Path", path: Path, digest: str, *, is_cached: bool) -> Tokenizer | None:
+    if isinstance(source, Path) or isinstance(source.tokenizer_source, Path):
+        folder = source if isinstance(source, Path) else path
+        return Tokenizer.from_folder(folder) if (folder / "tokenizer.json").exists() else None
+    if "tokenizer.ggml.model" not in source.metadata:
+        return None
+    metadata = source.metadata
+    if not is_cached:
+        return Tokenizer.from_gguf(metadata)
+    from tiercel.text.compiled import cached
+
+    return cached(lambda: Tokenizer.from_gguf(metadata), default_folder().parent / "tokenizers", digest)
+
+
+def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | None = None) -> Engine:
+    """Build and start an engine.
+
+    `on_plan` hears of the plan before the weights are packed (to print the capacity line, say).
+
+    Raises: ModelNotFound, ModelFileError, UnsupportedModel, ConfigError, OutOfPages: as the message says.
+    """
+    from tiercel.engine.client import EngineClient
+    from tiercel.engine.core import EngineCore
+
+    plan = make_plan(options)
+    try:
+        if on_plan is not None:
+            on_plan(plan)
+        tokenizer_later = _in_thread(lambda: load_tokenizer(plan))
+        runner = build_runner(plan)
+        try:
+            tokenizer = tokenizer_later.result()
+            core = EngineCore(runner, engine_config(plan))
+            client = EngineClient(
+                core, tokenizer, weights_digest=plan.identity, kv_dtype=plan.kv_dtype, eos_ids=eos_ids(plan, tokenizer)
+            )
+        except BaseException:
+            runner.close()
+            raise
+    except BaseException:
+        plan.checkpoint.close()
+        raise
+    core.start()
+    return Engine(plan, runner, client, tokenizer)
+
+
+def engine_config(plan: Plan) -> EngineConfig:
+    """Return the engine's share of the options."""
+    options = plan.options
+    extra = {} if options.max_waiting is None else {"max_waiting": options.max_waiting}
+    return EngineConfig(
+        max_num_seqs=plan.capacity.max_num_seqs,
+        max_num_batched_tokens=max(options.max_num_batched_tokens, plan.capacity.max_num_seqs),
+        enable_prefix_caching=options.enable_prefix_caching,
+        scheduling_policy="priority" if options.scheduling_policy == "priority" else "fcfs",
+        async_scheduling=options.async_scheduling,
+        max_logprobs=options.max_logprobs,
+        seed=options.seed,
+        **extra,
+    )
+
+
+def eos_ids(plan: Plan, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Return the ids that end a sequence: the generation config's, else the config's, and the tokenizer's."""
+    found: set[int] = set(tokenizer.eos_ids) if tokenizer is not None else set()
+    stated = plan.checkpoint.generation_config.get("eos_token_id", plan.checkpoint.config.get("eos_token_id"))
+    for one in stated if isinstance(stated, list) else [stated]:
+        if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < plan.info.vocab_size:
+            found.add(one)
+    return frozenset(found)
+
+
+def _in_thread(work: "Callable[[], Tokenizer | None]") -> "Future[Tokenizer | None]":
+    """Run `work` on a thread of its own; packing releases the GIL, so both run at once."""
+    done: Future[Tokenizer | None] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 a thread's boundary: the caller gets it from result()
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="tiercel-tokenizer", daemon=True).start()
+    return done
+
+
+def describe(model: str | None, *, program: bool = False, explain: bool = False) -> dict[str, object]:
+    """Return what `tiercel show` prints: a summary, and on request the recorded program and the choice of each op's
+    kernel.
+    """
+    plan = make_plan(EngineOptions(model=model))
+    with plan.checkpoint:
+        info = plan.info
+        formats: dict[str, int] = {}
+        for name, shape in plan.model.expected_weights().items():
+            tensor_format = plan.checkpoint.tensors[name].format
+            formats[str(tensor_format)] = formats.get(str(tensor_format), 0) + tensor_format.nbytes(_count(shape))
+        summary = [
+            ("architecture", info.architecture),
+            ("parameters", f"{info.n_parameters:,}"),
+            ("layers", info.n_layers),
+            ("vocabulary", f"{info.vocab_size:,}"),
+            ("context", f"{info.max_len_tokens:,} tokens"),
+            (
+                "weights",
+                ", ".join(
+                    f"{name} {size / (1 << 20):.1f} MiB" for name, size in sorted(formats.items(), key=lambda f: -f[1])
+                ),
+            ),
+            ("KV a token", f"{info.kv_bytes_per_token(2):,} B (float16), {info.kv_bytes_per_token(4):,} B (float32)"),
+            ("here", plan.capacity.describe()),
+            ("threads", plan.n_threads),
+            ("identity", plan.identity),
+        ]
+        found: dict[str, object] = {"summary": summary}
+        if program:
+            found["program"] = f"{plan.program.text()}\n{lower_and_fuse(plan.program).text()}"
+        if explain:
+            from tiercel.runner.explain import explain_program
+
+            found["explain"] = explain_program(lower_and_fuse(plan.program), is_float32_compute=plan.is_float32_compute)
+        return found
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count

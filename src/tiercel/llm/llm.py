@@ -1,0 +1,196 @@
+"""`LLM`: generate and chat in one call, with vLLM's argument and output names. Owns one engine; `close` ends it."""
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from tiercel import boot
+from tiercel.base.config import engine_options
+from tiercel.base.errors import ConfigError, RequestError, TiercelError
+from tiercel.engine.prompts import Prompt
+from tiercel.protocol.outputs import RequestOutput
+from tiercel.protocol.params import RequestOutputKind, SamplingParams
+from tiercel.sampling.defaults import default_params
+from tiercel.text.conversation import Conversations, Message
+from tiercel.text.tokenizer import Tokenizer
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model in this process.
+
+    `model` is a folder, a .gguf file, a catalogue name or `org/name`; None takes the catalogue's default. Further
+    options are those of `tiercel.base.config.EngineOptions`; an unknown one is refused with the nearest known name.
+
+    Raises: ModelNotFound, ModelFileError, UnsupportedModel, ConfigError, OutOfPages: the message says what to do.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self._engine = boot.build_engine(engine_options(model=model, **options))
+        self._conversations = Conversations(self._engine.tokenizer)
+        self.client = self._engine.client
+
+    @property
+    def engine(self) -> boot.Engine:
+        """The engine beneath, for benchmarks and tests."""
+        return self._engine
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings a chat template."""
+        return self._conversations.has_template
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer.
+
+        Raises: ConfigError: the engine was started without one, or the checkpoint has none.
+        """
+        if self._engine.tokenizer is None:
+            raise ConfigError(
+                "tokenizer: this engine has none; leave out skip_tokenizer_init, or name one with tokenizer="
+            )
+        return self._engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what a call without sampling parameters uses: vLLM's defaults with the model's own over them."""
+        return default_params(self._engine.plan.checkpoint.generation_config)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Complete prompts; the outputs come in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`. `sampling_params` is one
+        for all or one for each.
+
+        Raises:
+            RequestError: a request is refused, before any is run; the message names its index.
+            RequestFailed: a request could not be finished; the others were.
+        """
+        return self._run(_as_list(prompts), sampling_params, use_tqdm=use_tqdm, priority=priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of `{"role": …, "content": …}`.
+
+        Raises: as `generate`; RequestError also when there is no template or it refuses the messages.
+        """
+        many = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        prompts = [
+            self._conversations.prompt(
+                one,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+            )
+            for one in many  # type: ignore[union-attr]
+        ]
+        return self._run(prompts, sampling_params, use_tqdm=use_tqdm, priority=0)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
+        """Yield the text of one completion as it comes; closing the generator aborts it."""
+        params = msgspec.structs.replace(
+            sampling_params or self.get_default_sampling_params(), output_kind=RequestOutputKind.DELTA
+        )
+        if params.n != 1:
+            raise RequestError(f"n: got {params.n}; a stream of text is one sequence; set n to 1", param="n")
+        with self.client.submit(prompt, params) as handle:
+            for output in handle:
+                for part in output.outputs:
+                    if part.text:
+                        yield part.text
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Generator[str, None, None]:
+        """Yield the answer to a conversation as it comes; closing the generator aborts it."""
+        yield from self.stream(self._conversations.prompt(messages), sampling_params)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the engine's counts so far."""
+        return dataclasses.asdict(self.client.snapshot)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached pages; False, and nothing is forgotten, while anything runs."""
+        return self.client.reset_prefix_cache()
+
+    def close(self) -> None:
+        """End the engine and free what it holds. Idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self, prompts: Sequence[Prompt], sampling_params: Params, *, use_tqdm: bool, priority: int | Sequence[int]
+    ) -> list[RequestOutput]:
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        outputs: list[RequestOutput | None] = [None] * len(prompts)
+        failure: TiercelError | None = None
+        results = self.client.generate_many(prompts, params, priority=priority)
+        for i, result in _with_progress(results, len(prompts), is_shown=use_tqdm):
+            if isinstance(result, TiercelError):
+                failure = failure or result
+            else:
+                outputs[i] = result
+        if failure is not None:
+            raise failure
+        return [output for output in outputs if output is not None]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Tell one prompt from several: text, a dict and a list of ids are one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if len(prompts) > 0 and not isinstance(prompts[0], str | Mapping | Sequence) and not hasattr(prompts[0], "__len__"):
+        return [prompts]
+    return prompts  # type: ignore[return-value]
+
+
+def _with_progress(
+    results: "Iterator[tuple[int, RequestOutput | TiercelError]]", n: int, *, is_shown: bool
+) -> "Iterator[tuple[int, RequestOutput | TiercelError]]":
+    if not is_shown:
+        yield from results
+        return
+    from tqdm import tqdm
+
+    n_in = n_out = 0
+    with contextlib.closing(tqdm(total=n, desc="Processed prompts", dynamic_ncols=True)) as bar:
+        for i, result in results:
+            if isinstance(result, RequestOutput):
+                n_in += len(result.prompt_token_ids)
+                n_out += sum(len(o.token_ids) for o in result.outputs)
+                elapsed_s = max(bar.format_dict["elapsed"], 1e-9)
+                bar.set_postfix_str(
+                    f"input: {n_in / elapsed_s:.1f} tok/s, output: {n_out / elapsed_s:.1f} tok/s", refresh=False
+                )
+            bar.update(1)
+            yield i, result

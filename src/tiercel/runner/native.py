@@ -1,0 +1,254 @@
+"""The native runner: lowers a program onto the C++ core and replays it. Meets `runner.interface.Runner`.
+
+Lowering walks the ops once and hands each to the core with its buffers' places and its packed weights; after that a
+step is one call that holds no Python. `explain` says which kernel and format each op got.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiercel import _native
+from tiercel.base import env, machine
+from tiercel.base.errors import ConfigError, ShapeError
+from tiercel.ops import lowered as ops
+from tiercel.ops.dims import Bounds, Dim
+from tiercel.ops.place import Placement, place
+from tiercel.protocol.params import SamplingParams
+from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
+from tiercel.runner.capacity import Capacity
+from tiercel.runner.weights import PackedWeightStore
+from tiercel.sampling.native import native_params
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSettings:
+    """What a native runner needs to know beside its program."""
+
+    max_step_tokens: int
+    max_logits_rows: int
+    kv_dtype: str  # "float16" | "float32"
+    n_threads: int
+    level: str | None = None  # None: `chosen_level`
+
+
+def chosen_level() -> str:
+    """Return the kernels' level: the strongest this processor runs, or the one TIERCEL_ISA names.
+
+    Raises: ConfigError: the named level does not run here.
+    """
+    levels = _native.kernel_levels()
+    forced = env.read(env.ISA)
+    if forced is None:
+        return str(levels[-1])
+    if forced not in levels:
+        raise ConfigError(
+            f"environment {env.ISA.name}: got {forced!r}; this processor runs {', '.join(levels)}; unset it"
+        )
+    return forced
+
+
+class NativeRunner:
+    """Slots, pages and the recorded program on the C++ core. Owned by the engine core; one calling thread."""
+
+    def __init__(
+        self, program: ops.Lowered, weights: PackedWeightStore, capacity: Capacity, settings: NativeSettings
+    ) -> None:
+        self.program = program
+        self.capacity = capacity
+        self.level = settings.level or chosen_level()
+        self._settings = settings
+        bounds = Bounds(settings.max_step_tokens, capacity.max_num_seqs, settings.max_logits_rows)
+        self.placement = place(program, bounds, _native.quant_row_bytes)
+        recording = _native.Program(self.level, settings.n_threads)
+        _Lowering(recording, self.placement, weights).run(program)
+        layers = [(layer.n_kv_heads, layer.head_dim) for layer in program.kv_layers]
+        self.kv = _native.make_kv(
+            max(capacity.n_pages, 1), capacity.page_size_tokens, settings.kv_dtype == "float32", layers
+        )
+        logits = self.placement.places[program.output.id]
+        cpus = machine.allowed_cpus()
+        self._runner = _native.StepRunner(
+            program=recording,
+            kv=self.kv,
+            arena_bytes=self.placement.arena_bytes,
+            logits=(logits.offset_bytes, logits.stride_bytes),
+            vocab=program.output.width,
+            n_slots=capacity.max_num_seqs,
+            max_len=capacity.max_len_tokens,
+            max_tokens=settings.max_step_tokens,
+            max_rows=settings.max_logits_rows,
+            # Pinned only when the team fills what it may use: else two teams would fight for the first processors.
+            cpus=cpus if settings.n_threads == len(cpus) else [],
+        )
+        self._limits = RunnerLimits(
+            n_slots=capacity.max_num_seqs,
+            max_len_tokens=capacity.max_len_tokens,
+            max_step_tokens=settings.max_step_tokens,
+            max_logits_rows=settings.max_logits_rows,
+            page_size_tokens=capacity.page_size_tokens,
+            n_pages=capacity.n_pages,
+            vocab_size=program.output.width,
+        )
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """What the runner can hold."""
+        return self._limits
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that compute."""
+        return self._settings.n_threads
+
+    def admit(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        n_prompt_tokens: int,
+        params: SamplingParams,
+        seed: int,
+        stop_ids: Sequence[int],
+    ) -> None:
+        """See `Runner.admit`."""
+        tokens = np.asarray(token_ids, dtype=np.int32)
+        self._runner.admit(slot, tokens, n_prompt_tokens, native_params(params, seed, stop_ids))
+
+    def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
+        """See `Runner.set_pages`."""
+        self._runner.set_pages(slot, first_idx, np.asarray(page_ids, dtype=np.int32))
+
+    def release(self, slot: int) -> None:
+        """See `Runner.release`. A native slot holds nothing that needs giving back."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """See `Runner.submit`."""
+        try:
+            self._runner.submit(
+                plan.step_id,
+                plan.seq_slot,
+                plan.seq_start,
+                plan.seq_tokens,
+                plan.seq_samples,
+                plan.seq_scores,
+                -1 if plan.n_logprobs is None else plan.n_logprobs,
+            )
+        except ValueError as error:
+            raise ShapeError(f"runner.submit: step {plan.step_id}: {error}") from error
+
+    def collect(self) -> StepResult:
+        """See `Runner.collect`."""
+        step_id, seq, pos, token, logprob, rank, ids, tops, compute_ns = self._runner.collect()
+        return StepResult(step_id, seq, pos, token, logprob, rank, ids, tops, compute_ns)
+
+    def last_logits(self, n_rows: int) -> np.ndarray:
+        """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""
+        return self._runner.last_logits(n_rows)  # type: ignore[no-any-return]
+
+    def set_timing(self, *, on: bool) -> None:
+        """Measure each op from the next step on; costs some 20 ns an op."""
+        self._runner.set_timing(on)
+
+    def take_op_ns(self) -> list[tuple[ops.NativeOp, int]]:
+        """Return the time spent in each op since the last call. No step may be running."""
+        return list(zip(self.program.ops, self._runner.take_op_ns(), strict=True))
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        self._runner.close()
+
+
+class _Lowering:
+    """Hands the ops of a lowered program to the core, one method an op."""
+
+    def __init__(self, recording: "_native.Program", placement: Placement, weights: PackedWeightStore) -> None:
+        self._to = recording
+        self._placement = placement
+        self._weights = weights
+
+    def run(self, program: ops.Lowered) -> None:
+        for op in program.ops:
+            getattr(self, f"_{op.kind}")(op)
+
+    def _at(self, buffer: ops.Buffer) -> tuple[int, int]:
+        where = self._placement.places[buffer.id]
+        return (where.offset_bytes, where.stride_bytes)
+
+    def _maybe_at(self, buffer: ops.Buffer | None) -> tuple[int, int] | None:
+        return None if buffer is None else self._at(buffer)
+
+    def _rope_table(self, op: ops.RopeTable) -> None:
+        self._to.rope_table(np.asarray(op.inv_freq.values, np.float32), op.magnitude, self._at(op.y))
+
+    def _embed(self, op: ops.Embed) -> None:
+        self._to.embed(self._weights.matrix(op.w), op.scale, self._at(op.y))
+
+    def _norm(self, op: ops.Norm) -> None:
+        self._to.norm(
+            op.y.rows is Dim.ROWS,
+            self._at(op.x),
+            op.x.width,
+            self._weights.vector(op.w),
+            op.eps,
+            self._maybe_at(op.residual),
+            self._at(op.y),
+            op.y.kind is ops.BufferKind.Q8,
+        )
+
+    def _quantize(self, op: ops.Quantize) -> None:
+        self._to.quantize(op.y.rows is Dim.ROWS, self._at(op.x), op.x.width, self._at(op.y))
+
+    def _linear_group(self, op: ops.LinearGroup) -> None:
+        parts = [
+            (self._weights.matrix(p.w), None if p.bias is None else self._weights.vector(p.bias), p.y_col)
+            for p in op.parts
+        ]
+        self._to.linear(
+            op.y.rows is Dim.ROWS,
+            self._at(op.x),
+            op.x.kind is ops.BufferKind.Q8,
+            op.x.width,
+            parts,
+            self._at(op.y),
+            self._maybe_at(op.residual),
+        )
+
+    def _rope_kv(self, op: ops.RopeKv) -> None:
+        self._to.rope_kv(
+            self._at(op.qkv),
+            op.n_heads,
+            op.n_kv_heads,
+            op.head_dim,
+            None if op.q_norm is None else self._weights.vector(op.q_norm),
+            None if op.k_norm is None else self._weights.vector(op.k_norm),
+            op.eps,
+            self._maybe_at(op.cos_sin),
+            0 if op.cos_sin is None else op.cos_sin.width // 2,
+            op.layer,
+        )
+
+    def _attention(self, op: ops.Attention) -> None:
+        self._to.attention(
+            self._at(op.q),
+            self._at(op.y),
+            op.n_heads,
+            op.n_kv_heads,
+            op.head_dim,
+            op.scale,
+            op.window,
+            op.softcap,
+            op.layer,
+        )
+
+    def _gated(self, op: ops.Gated) -> None:
+        self._to.gated(self._at(op.x), op.f, op.act, self._at(op.y), op.y.kind is ops.BufferKind.Q8)
+
+    def _select_rows(self, op: ops.SelectRows) -> None:
+        self._to.select_rows(self._at(op.x), op.x.width, self._at(op.y))
+
+    def _softcap(self, op: ops.Softcap) -> None:
+        self._to.softcap(op.x.rows is Dim.ROWS, self._at(op.x), op.x.width, op.cap)
+
+    def _add(self, op: ops.Add) -> None:
+        self._to.add(op.x.rows is Dim.ROWS, self._at(op.x), self._at(op.y), op.x.width)

@@ -1,0 +1,84 @@
+"""Native runners over weights in memory: for tests that need a model and no file. Knows no engine."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tiercel.loaders.checkpoint import Tensor
+from tiercel.ops.passes import Passes, lower_and_fuse
+from tiercel.ops.program import Program
+from tiercel.protocol.params import SamplingParams
+from tiercel.protocol.step import StepPlan
+from tiercel.quant.formats import Format
+from tiercel.runner.capacity import Capacity
+from tiercel.runner.native import NativeRunner, NativeSettings
+from tiercel.runner.weights import PackedWeightStore
+
+Floats = npt.NDArray[np.float32]
+
+
+def float_tensors(weights: Mapping[str, Floats]) -> dict[str, Tensor]:
+    """Return float32 arrays as a checkpoint's tensors; a program of other formats quantises them when they are packed."""
+    return {
+        name: Tensor(name, tuple(w.shape), Format.F32, np.ascontiguousarray(w, np.float32).view(np.uint8).reshape(-1))
+        for name, w in weights.items()
+    }
+
+
+def native_runner(
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    *,
+    max_len_tokens: int = 256,
+    n_slots: int = 4,
+    n_pages: int | None = None,
+    page_size_tokens: int = 16,
+    max_step_tokens: int = 256,
+    kv_dtype: str = "float32",
+    n_threads: int = 2,
+    expand_to_f32: bool = False,
+    level: str | None = None,
+    passes: Passes | None = None,
+) -> NativeRunner:
+    """Build a runner of the given size, with whatever kernels the environment asks for."""
+    pages = n_slots * -(-max_len_tokens // page_size_tokens) if n_pages is None else n_pages
+    capacity = Capacity(page_size_tokens, 1, pages, max_len_tokens, n_slots)
+    store = PackedWeightStore(
+        tensors, expand_to_f32=expand_to_f32, n_threads=n_threads, release_file_pages=lambda: None
+    )
+    settings = NativeSettings(max_step_tokens, max_step_tokens, kv_dtype, n_threads, level)
+    return NativeRunner(lower_and_fuse(program, passes), store, capacity, settings)
+
+
+def native_logits(
+    runner: NativeRunner,
+    ids: Sequence[int],
+    chunks: Sequence[int],
+    *,
+    slot: int = 0,
+    pages: Sequence[int] | None = None,
+) -> Floats:
+    """Compute one sequence's logits in chunks of the given lengths, alone on an idle runner.
+
+    Returns: float32 [T, V].
+    """
+    size = runner.limits.page_size_tokens
+    n_pages = -(-len(ids) // size)
+    runner.admit(slot, list(ids), len(ids), SamplingParams(temperature=0.0), 0, ())
+    runner.set_pages(slot, 0, list(pages if pages is not None else range(n_pages)))
+    rows, start = [], 0
+    for step_id, n in enumerate(chunks):
+        runner.submit(one_sequence(step_id, slot, start, n))
+        runner.collect()
+        rows.append(runner.last_logits(n))
+        start += n
+    runner.release(slot)
+    assert start == len(ids), f"chunks add up to {start}, there are {len(ids)} tokens"
+    return np.concatenate(rows)
+
+
+def one_sequence(step_id: int, slot: int, start: int, n: int) -> StepPlan:
+    """Return a step of one sequence that scores all its rows and samples none."""
+    column = [np.array([value], np.int32) for value in (slot, start, n)]
+    return StepPlan(step_id, *column, seq_samples=np.array([False]), seq_scores=np.array([True]), n_logprobs=None)
