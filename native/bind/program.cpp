@@ -193,12 +193,8 @@ void bind_runner(nb::module_& m) {
                                                     {static_cast<size_t>(k->pool.page_stride_bytes)}, owner);
            },
            "page"_a, "uint8 view of one page, all layers and heads.");
+  m.def("quant_row_bytes", &quant_row_bytes, "k"_a, "Bytes of one row of k activations rounded to int8; 64-byte multiples.");
   m.def("make_kv", &make_kv, "n_pages"_a, "page_tokens"_a, "is_f32"_a, "layers"_a);
-  m.def("kernel_levels", [] {
-    std::vector<std::string> names;
-    for (int32_t i = 0; i < n_kernel_levels(); ++i) names.emplace_back(kernel_level(i)->level);
-    return names;
-  });
 
   nb::class_<BoundRunner>(m, "StepRunner", "Slots, and the thread that replays steps in order; see step_runner.hpp for the thread rule.")
       .def("__init__",

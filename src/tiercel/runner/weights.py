@@ -39,7 +39,8 @@ class PackedWeightStore:
         self._expand = expand_to_f32
         self._n_threads = n_threads
         self._release = release_file_pages
-        self._packed: dict[str, _native.PackedWeights] = {}
+        self._arena = _native.PackedArena()
+        self._packed: dict[str, _native.PackedMatrix] = {}
         self._n_bytes_since_release = 0
 
     @property
@@ -47,7 +48,7 @@ class PackedWeightStore:
         """Bytes of all packed matrices so far."""
         return sum(w.nbytes for w in self._packed.values())
 
-    def matrix(self, weight: Weight) -> _native.PackedWeights:
+    def matrix(self, weight: Weight) -> _native.PackedMatrix:
         """Return the weight as tiles, packing it on first use; a format other than the file's means quantise it now."""
         if weight.name not in self._packed:
             self._packed[weight.name] = self._pack(weight)
@@ -60,7 +61,7 @@ class PackedWeightStore:
             raise ModelFileError(f"tensor {weight.name}: holds NaN or infinity; fetch the model again")
         return np.ascontiguousarray(values + np.float32(1) if weight.plus_one else values)
 
-    def _pack(self, weight: Weight) -> _native.PackedWeights:
+    def _pack(self, weight: Weight) -> _native.PackedMatrix:
         tensor = self._tensors[weight.name]
         n, k = weight.shape
         order = None
@@ -70,13 +71,14 @@ class PackedWeightStore:
                 order = np.ascontiguousarray(tensor.row_permutation, dtype=np.int32)
         else:
             rows = self._quantized(tensor, weight)
-        packed = _native.PackedWeights(
+        packed = _native.PackedMatrix(
             format=_FORMAT_CODES[weight.format],
             rows=rows,
             row_order=order,
             k=k,
             expand_to_f32=self._expand and weight.format.is_quantized,
             n_threads=self._n_threads,
+            arena=self._arena,
         )
         self._n_bytes_since_release += rows.nbytes
         if self._n_bytes_since_release >= _RELEASE_EVERY_BYTES:

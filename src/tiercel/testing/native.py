@@ -17,9 +17,11 @@ from tiercel.runner.weights import PackedWeightStore
 
 Floats = npt.NDArray[np.float32]
 
+_PAGE_SIZE_TOKENS = 16
+
 
 def float_tensors(weights: Mapping[str, Floats]) -> dict[str, Tensor]:
-    """Return float32 arrays as a checkpoint's tensors; a program of other formats quantises them when they are packed."""
+    """Return float32 arrays as a checkpoint's tensors; a program of other formats has them quantised in packing."""
     return {
         name: Tensor(name, tuple(w.shape), Format.F32, np.ascontiguousarray(w, np.float32).view(np.uint8).reshape(-1))
         for name, w in weights.items()
@@ -32,8 +34,6 @@ def native_runner(
     *,
     max_len_tokens: int = 256,
     n_slots: int = 4,
-    n_pages: int | None = None,
-    page_size_tokens: int = 16,
     max_step_tokens: int = 256,
     kv_dtype: str = "float32",
     n_threads: int = 2,
@@ -41,9 +41,9 @@ def native_runner(
     level: str | None = None,
     passes: Passes | None = None,
 ) -> NativeRunner:
-    """Build a runner of the given size, with whatever kernels the environment asks for."""
-    pages = n_slots * -(-max_len_tokens // page_size_tokens) if n_pages is None else n_pages
-    capacity = Capacity(page_size_tokens, 1, pages, max_len_tokens, n_slots)
+    """Build a runner with pages for all its slots at full length. `level` None: what the environment asks for."""
+    n_pages = n_slots * -(-max_len_tokens // _PAGE_SIZE_TOKENS)
+    capacity = Capacity(_PAGE_SIZE_TOKENS, 1, n_pages, max_len_tokens, n_slots)
     store = PackedWeightStore(
         tensors, expand_to_f32=expand_to_f32, n_threads=n_threads, release_file_pages=lambda: None
     )
@@ -80,5 +80,5 @@ def native_logits(
 
 def one_sequence(step_id: int, slot: int, start: int, n: int) -> StepPlan:
     """Return a step of one sequence that scores all its rows and samples none."""
-    column = [np.array([value], np.int32) for value in (slot, start, n)]
-    return StepPlan(step_id, *column, seq_samples=np.array([False]), seq_scores=np.array([True]), n_logprobs=None)
+    at, first, count = (np.array([value], np.int32) for value in (slot, start, n))
+    return StepPlan(step_id, at, first, count, np.array([False]), np.array([True]), n_logprobs=None)

@@ -1,0 +1,441 @@
+"""What front ends use: prompts go in, outputs come out, blocking or on an event loop. Knows no HTTP.
+
+Any number of threads and event loops may use one client at once. A prompt is turned into tokens in the thread that
+sends it. The engine's thread writes what is new into a request's state and wakes who waits for it: one call a step
+for each event loop, however many requests it serves. Outputs are built by their reader (`engine.outputs`).
+
+A request passes through: opened (`submit`: refused here, with a reason, or accepted) -> its sequences run -> ended; its
+sequences leave `_owners` when the engine says their last word, whether somebody still reads or not. Leaving an iterator
+early, by `break`, cancellation, `close` or an error, frees the request within a step.
+"""
+
+import logging
+import os
+import queue
+import random
+import threading
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tiercel.base.errors import EngineDead, RequestError, RequestFailed, TiercelError
+from tiercel.engine.core import EngineCore
+from tiercel.engine.outputs import RequestState
+from tiercel.engine.prompts import PreparedRequest, Prompt, PromptReader
+from tiercel.engine.request import NewSequence, SequenceUpdate
+from tiercel.engine.stats import EngineSnapshot
+from tiercel.kv.page_keys import PageKeys, root_key
+from tiercel.protocol.outputs import RequestOutput
+from tiercel.protocol.params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    import asyncio
+    from types import TracebackType
+
+    from tiercel.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+# Sequences that `generate_many` keeps in the engine, in multiples of max_num_seqs: enough that slots never wait.
+_WINDOW = 4
+_INT64_SPAN = 1 << 64
+
+
+class _LoopWaiter:
+    """A reader on an event loop."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(self, loop: "asyncio.AbstractEventLoop") -> None:
+        self.loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+
+class _QueueWaiter:
+    """A blocked thread, woken by an item in its queue."""
+
+    __slots__ = ("item", "queue")
+
+    def __init__(self, queue_: "queue.SimpleQueue[int]", item: int = 0) -> None:
+        self.queue = queue_
+        self.item = item
+
+
+class RequestHandle:
+    """A request that was accepted. Iterate over it, blocking or with `async for`, from one place at a time."""
+
+    def __init__(self, client: "EngineClient", state: RequestState, sequence_ids: list[str]) -> None:
+        self.request_id = state.request_id
+        self._client = client
+        self._state = state
+        self._sequence_ids = sequence_ids
+        self._waiter: _LoopWaiter | _QueueWaiter | None = None  # guarded by the state's lock
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def abort(self) -> None:
+        """Stop producing; the last output then says "abort". Without effect when the request has ended."""
+        self._client.core.finish(self._sequence_ids)
+
+    def close(self) -> None:
+        """Free the request if it still runs; its remaining outputs are not wanted."""
+        if not self._state.is_ended:
+            self.abort()
+
+    def __enter__(self) -> "RequestHandle":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        """Wait for what is new.
+
+        Raises: the error that ended the request; StopIteration after its last output.
+        """
+        while True:
+            output = self._take(_QueueWaiter(self._signals))
+            if output is not None:
+                return output
+            if self._state.is_read:
+                raise StopIteration
+            self._signals.get()
+
+    def __aiter__(self) -> "RequestHandle":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Wait, on the running event loop, for what is new.
+
+        Raises: the error that ended the request; StopAsyncIteration after its last output.
+        """
+        import asyncio  # only who streams on a loop pays for it
+
+        loop = asyncio.get_running_loop()
+        while True:
+            waiter = _LoopWaiter(loop)
+            output = self._take(waiter)
+            if output is not None:
+                return output
+            if self._state.is_read:
+                raise StopAsyncIteration
+            await waiter.future
+
+    def _take(self, waiter: _LoopWaiter | _QueueWaiter) -> RequestOutput | None:
+        """Give what is new, or leave `waiter` to be woken when something is."""
+        with self._state.lock:
+            output = self._state.take()
+            if output is None and not self._state.is_read:
+                self._waiter = waiter
+            return output
+
+    # The engine's thread.
+
+    def _apply(self, index: int, update: SequenceUpdate) -> bool:
+        """Take an update; return whether the engine should stop the sequence."""
+        with self._state.lock:
+            try:
+                return self._state.apply(index, update)
+            except Exception as error:  # noqa: BLE001  a request's boundary: answered to it, others go on
+                _log.error("engine: making the output of %s failed", self.request_id, exc_info=True)
+                failure = RequestFailed(f"engine: the text of {self.request_id} could not be made: {error!r}")
+                failure.__cause__ = error
+                self._state.fail(failure)
+                return update.finish_reason is None and update.error is None
+
+    def _pop_waiter(self) -> _LoopWaiter | _QueueWaiter | None:
+        """Give, once, who waits, when there is something to read."""
+        with self._state.lock:
+            waiter = self._waiter
+            if waiter is not None and self._state.has_news:
+                self._waiter = None
+                return waiter
+            return None
+
+
+class EngineClient:
+    """Sends requests to an engine and hands out their outputs. Owns the engine: `close` ends it."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        tokenizer: "Tokenizer | None" = None,
+        *,
+        weights_digest: str,
+        kv_dtype: str,
+        eos_ids: Iterable[int] | None = None,
+    ) -> None:
+        """Become the one who is told what `core` produces.
+
+        `weights_digest` and `kv_dtype` go into the keys of KV pages (`kv.page_keys`). `eos_ids` end every sequence
+        that does not ignore them; None takes the tokenizer's.
+        """
+        self.core = core
+        self.tokenizer = tokenizer
+        if eos_ids is None:
+            eos_ids = tokenizer.eos_ids if tokenizer is not None else ()
+        self.eos_ids = frozenset(eos_ids)
+        self._weights_digest = weights_digest
+        self._kv_dtype = kv_dtype
+        self._lock = threading.Lock()  # guards the next two
+        self._owners: dict[str, tuple[RequestHandle, int]] = {}
+        self._requests: dict[str, RequestHandle] = {}
+        seed = core.config.seed
+        self._random = random.SystemRandom() if seed is None else random.Random(seed)
+        self._reader = PromptReader(tokenizer, core.limits, core.config)
+        core.set_sink(self._on_updates)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be served."""
+        return self.core.is_alive
+
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        """The engine's latest numbers."""
+        return self.core.snapshot
+
+    @property
+    def max_len_tokens(self) -> int:
+        """Tokens of one sequence, prompt and output."""
+        return self.core.limits.max_len_tokens
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestHandle:
+        """Check a request and send it to the engine; nothing waits here.
+
+        Raises:
+            RequestError: it is refused (PromptTooLong, QueueFull and others); `param` names the field.
+            EngineDead: there is no engine any more.
+        """
+        prepared = self._reader.prepare(prompt, params or SamplingParams(), priority=priority, cache_salt=cache_salt)
+        return self._send(prepared, request_id, is_bounded=True)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Send a request and give its outputs as they come; leaving the generator frees the request.
+
+        Raises: as `submit`, at the first step; RequestFailed or EngineDead when it ends so.
+        """
+        handle = self.submit(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        try:
+            async for output in handle:
+                yield output
+        finally:
+            handle.close()
+
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
+    ) -> Iterator[tuple[int, RequestOutput | TiercelError]]:
+        """Run many requests; give each one's index and final output as it ends, or the error that ended it alone.
+
+        All are checked before any is sent. Leaving the iterator frees what still runs.
+
+        Raises: as `submit`, before anything runs; the first wrong prompt is named by its index.
+        """
+        every = _one_each("params", params or SamplingParams(), SamplingParams, len(prompts))
+        priorities = _one_each("priority", priority, int, len(prompts))
+        prompts = self._reader.encode_together(prompts)
+        prepared = []
+        for i, prompt in enumerate(prompts):
+            final = msgspec.structs.replace(every[i], output_kind=RequestOutputKind.FINAL_ONLY)
+            try:
+                prepared.append(self._reader.prepare(prompt, final, priority=priorities[i], cache_salt=cache_salt))
+            except RequestError as error:
+                error.args = (f"prompt {i} of {len(prompts)}: {error}",)
+                raise
+        return self._run_many(prepared)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its reader gets a last output that says "abort". Unknown ids are no error."""
+        with self._lock:
+            handle = self._requests.get(request_id)
+        if handle is not None:
+            handle.abort()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached pages; False, and nothing is forgotten, while anything runs. Waits for the current step."""
+        return self.core.reset_prefix_cache().result()
+
+    def close(self, *, drain_s: float | None = 0.0) -> None:
+        """End the engine: let what runs go on for at most `drain_s` (None: to its end), then abort it. Idempotent."""
+        self.core.shutdown(drain_s=drain_s)
+
+    def _run_many(self, prepared: list[PreparedRequest]) -> Iterator[tuple[int, RequestOutput | TiercelError]]:
+        done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        window = _WINDOW * self.core.config.max_num_seqs
+        running: dict[int, RequestHandle] = {}
+        n_sent = n_open = 0
+        try:
+            while n_sent < len(prepared) or running:
+                while n_sent < len(prepared) and (n_open == 0 or n_open + prepared[n_sent].params.n <= window):
+                    n_open += prepared[n_sent].params.n
+                    running[n_sent] = self._send(prepared[n_sent], None, is_bounded=False)
+                    if running[n_sent]._take(_QueueWaiter(done, n_sent)) is not None:
+                        done.put(n_sent)
+                    n_sent += 1
+                i = done.get()
+                handle = running.pop(i)
+                n_open -= prepared[i].params.n
+                try:
+                    yield i, next(handle)
+                except EngineDead:
+                    raise
+                except TiercelError as error:
+                    yield i, error
+        finally:
+            for handle in running.values():
+                handle.close()
+
+    def _send(self, prepared: PreparedRequest, request_id: str | None, *, is_bounded: bool) -> RequestHandle:
+        request_id = request_id or os.urandom(16).hex()
+        params = prepared.params
+        arrival_s = self.core.clock()
+        state = RequestState(request_id, prepared.text, prepared.token_ids, params, self.tokenizer, arrival_s)
+        new = self._sequences_of(prepared, request_id, arrival_s)
+        handle = RequestHandle(self, state, [one.sequence_id for one in new])
+        self._register(handle)
+        try:
+            self.core.add(new, is_bounded=is_bounded)
+        except TiercelError:
+            self._unregister(handle)
+            raise
+        return handle
+
+    def _sequences_of(self, prepared: PreparedRequest, request_id: str, arrival_s: float) -> list[NewSequence]:
+        """Make one sequence for each output. Only the first scores the prompt: the others would say the same."""
+        params = prepared.params
+        size = self.core.limits.page_size_tokens
+        root = root_key(self._weights_digest, self._kv_dtype, size, salt=prepared.cache_salt)
+        seed = params.seed
+        if seed is None:
+            with self._lock:
+                seed = self._random.getrandbits(63)
+        first = msgspec.structs.replace(params, n=1)
+        other = first
+        if params.n > 1 and params.prompt_logprobs is not None:
+            other = msgspec.structs.replace(first, prompt_logprobs=None, skip_reading_prefix_cache=None)
+        new = []
+        for i in range(params.n):
+            keys = PageKeys(root, size)
+            keys.extend(prepared.token_ids)
+            new.append(
+                NewSequence(
+                    sequence_id=request_id if params.n == 1 else f"{i}_{request_id}",
+                    prompt_token_ids=prepared.token_ids,
+                    params=other if i else first,
+                    seed=_wrapped(seed + i),
+                    max_total_tokens=prepared.max_total_tokens,
+                    eos_ids=self.eos_ids,
+                    page_keys=keys,
+                    arrival_s=arrival_s,
+                    priority=prepared.priority,
+                )
+            )
+        return new
+
+    def _register(self, handle: RequestHandle) -> None:
+        with self._lock:
+            taken = [i for i in handle._sequence_ids if i in self._owners]
+            if taken or handle.request_id in self._requests:
+                raise RequestError(
+                    f"request_id: {handle.request_id!r} is running already; one of its own is needed; choose another",
+                    param="request_id",
+                )
+            self._requests[handle.request_id] = handle
+            for index, sequence_id in enumerate(handle._sequence_ids):
+                self._owners[sequence_id] = (handle, index)
+
+    def _unregister(self, handle: RequestHandle) -> None:
+        with self._lock:
+            self._requests.pop(handle.request_id, None)
+            for sequence_id in handle._sequence_ids:
+                self._owners.pop(sequence_id, None)
+
+    # The engine's thread.
+
+    def _on_updates(self, updates: list[SequenceUpdate]) -> None:
+        stopped: list[str] = []
+        failed: list[str] = []
+        touched: dict[RequestHandle, None] = {}
+        for update in updates:
+            found = self._owners.get(update.sequence_id)
+            if found is None:
+                continue
+            handle, index = found
+            touched[handle] = None
+            if handle._apply(index, update):
+                stopped.append(update.sequence_id)
+            if handle._state.error is not None:
+                failed += handle._sequence_ids
+            if update.finish_reason is not None or update.error is not None:
+                self._forget(update.sequence_id, handle)
+        if stopped:
+            self.core.finish(stopped, "stop")
+        if failed:
+            self.core.finish(failed, "abort")
+        self._wake(touched)
+
+    def _forget(self, sequence_id: str, handle: RequestHandle) -> None:
+        with self._lock:
+            self._owners.pop(sequence_id, None)
+            if not any(i in self._owners for i in handle._sequence_ids):
+                self._requests.pop(handle.request_id, None)
+
+    def _wake(self, touched: Iterable[RequestHandle]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], RequestHandle]]] = {}
+        for handle in touched:
+            waiter = handle._pop_waiter()
+            if isinstance(waiter, _QueueWaiter):
+                waiter.queue.put(waiter.item)
+            elif waiter is not None:
+                by_loop.setdefault(waiter.loop, []).append((waiter.future, handle))
+        for loop, waiting in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, [future for future, _ in waiting])
+            except RuntimeError:  # the loop was closed under its readers: nobody will read these
+                for _, handle in waiting:
+                    handle.close()
+
+
+def _resolve(futures: "list[asyncio.Future[None]]") -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def _wrapped(seed: int) -> int:
+    """Bring a seed back into int64."""
+    return (seed + _INT64_SPAN // 2) % _INT64_SPAN - _INT64_SPAN // 2
+
+
+def _one_each(name: str, given: Any, kind: type, n: int) -> list[Any]:
+    if isinstance(given, kind):
+        return [given] * n
+    if len(given) != n:
+        raise RequestError(f"{name}: got {len(given)} for {n} prompts; one for all or one each is needed", param=name)
+    return list(given)

@@ -1,0 +1,61 @@
+"""What an engine is told once: its limits and policies. Knows no model; `boot` fills it from the user's settings."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tiercel.base.errors import ConfigError
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits and policies of one engine, under vLLM's names where the meaning is the same. Checked as a whole.
+
+    max_num_seqs: sequences in one step. 128: vLLM's default for serving on a CPU; more only lengthens each token's
+        wait. max_num_batched_tokens: tokens in one step. 2048: vLLM's default for serving on a CPU; a chunk of
+        prefill that large already saturates the cores, and it bounds how long running streams wait for a new prompt.
+        Not below max_num_seqs, so that every decoding sequence gets its token in every step.
+        long_prefill_token_threshold: most tokens of one sequence's prompt in a step, while others have work. 0,
+        vLLM's default: no cap but the step's, as decoding sequences come first anyway. enable_prefix_caching: on, as
+        hits are exact (a hit's tokens and logits are those of a miss). scheduling_policy: "fcfs", as vLLM; "priority"
+        lets a request's `priority` go before its arrival, lower first. async_scheduling: on, so that planning and
+        delivery overlap computing; off waits for each step before the next plan. max_logprobs: most log-probabilities
+        a request may ask for per token. 20, as OpenAI and vLLM; -1: the vocabulary. max_waiting: sequences that may
+        wait for their first step; beyond it a request is refused, not queued into a time-out. 4096: a few MiB of
+        prompts, and minutes of work for any machine. seed: what requests without a seed derive theirs from; None:
+        from the system's entropy. 0, as vLLM, so that the same script gives the same text. check_each_step: verify
+        every invariant after every step. For tests: it costs O(pages).
+    """
+
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    async_scheduling: bool = True
+    max_logprobs: int = 20
+    max_waiting: int = 4096
+    seed: int | None = 0
+    check_each_step: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("long_prefill_token_threshold", 0),
+            ("max_logprobs", -1),
+            ("max_waiting", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigError(f"engine.{name}: got {getattr(self, name)}; {least} or more is needed; raise it")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"engine.max_num_batched_tokens: got {self.max_num_batched_tokens}; at least max_num_seqs="
+                f"{self.max_num_seqs} is needed, one token a sequence; raise it or lower max_num_seqs"
+            )
+        if self.scheduling_policy not in POLICIES:
+            raise ConfigError(
+                f"engine.scheduling_policy: got {self.scheduling_policy!r}; one of {', '.join(POLICIES)} is needed"
+            )

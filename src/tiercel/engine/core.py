@@ -1,0 +1,493 @@
+"""The engine's loop: takes commands, has steps planned, runs them, and says what came of them. Knows no text, no client
+and no policy: `engine.scheduler` decides, `engine.client` understands.
+
+Threads: everything but `add`, `finish`, `reset_prefix_cache`, `shutdown`, `is_alive` and `snapshot` runs on one thread,
+the one in `run_loop` (or, in a test, the caller of `step_once`). Other threads reach it through one queue of commands.
+
+One round of the loop: take commands; if fewer than `depth` steps are under way, plan one and submit it; deliver the
+updates of the step collected last; then wait for the oldest step. So planning and delivering happen while a step
+computes, and with depth 2 the runner has its next step before it ends the current one.
+
+What can be relied upon: every sequence that `add` accepted gets exactly one final update, with a finish_reason or an
+error, whatever happens: an abort in any state, a step that fails (its sequences fail, others go on), logits that hold
+a NaN (that sequence fails), the death of the loop itself (all fail with EngineDead).
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+
+from tiercel.base.errors import ConfigError, EngineDead, QueueFull, RequestFailed, TiercelError
+from tiercel.engine.config import EngineConfig
+from tiercel.engine.request import NewSequence, Sequence, SequenceUpdate, State, TokenLogprobs
+from tiercel.engine.scheduler import PlannedStep, Scheduler
+from tiercel.engine.stats import EngineSnapshot, SequenceStats, StatsListener, StepStats
+from tiercel.protocol.step import StepResult
+from tiercel.runner.interface import Runner
+
+_log = logging.getLogger(__name__)
+
+Sink = Callable[[list[SequenceUpdate]], None]
+
+
+class EngineCore:
+    """Runs sequences on one runner, which it owns and closes."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        sink: Sink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        listener: StatsListener | None = None,
+    ) -> None:
+        limits = runner.limits
+        if limits.max_logits_rows < limits.n_slots or limits.max_step_tokens < min(config.max_num_seqs, limits.n_slots):
+            raise ConfigError(
+                f"engine: a runner of {limits.n_slots} slots, {limits.max_logits_rows} logits rows and "
+                f"{limits.max_step_tokens} tokens a step; at least one row and one token a slot are needed"
+            )
+        self.limits = limits
+        self.config = config
+        self.clock = clock
+        self._runner = runner
+        self._sink = sink
+        self._listener = listener
+        self._scheduler = Scheduler(limits, config)
+        self._depth = 2 if config.async_scheduling else 1
+        self._in_flight: deque[PlannedStep] = deque()
+        self._not_submitted: dict[PlannedStep, TiercelError] = {}
+        self._sequences: dict[str, Sequence] = {}
+        self._updates: list[SequenceUpdate] = []
+        self._stats = StepStats(time_s=0.0)
+        self._n_arrived = 0
+        self._totals = {"steps": 0, "failed": 0, "prompt": 0, "generation": 0, "computed": 0, "stale": 0}
+
+        # Shared with other threads.
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the next two and the order of commands against the end
+        self._n_waiting = 0  # sequences accepted that have not been admitted to a slot once
+        self._refusal: str | None = None  # why nothing is accepted any more
+        self._is_stopping = False
+        self._is_dead = False
+        self._thread: threading.Thread | None = None
+        self.snapshot = EngineSnapshot()
+        self._publish()
+
+    # What other threads may call.
+
+    def set_sink(self, sink: Sink) -> None:
+        """Name who is told the updates, once a round, on the engine's thread. To be called before `start`."""
+        self._sink = sink
+
+    def set_listener(self, listener: StatsListener) -> None:
+        """Name who is told the statistics, on the engine's thread, from the next step on."""
+        self._listener = listener
+
+    def start(self) -> None:
+        """Run the loop on a thread of its own."""
+        assert self._thread is None, "engine.core: started twice"
+        self._thread = threading.Thread(target=self.run_loop, name="tiercel-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether sequences that were accepted will be computed."""
+        return not self._is_dead
+
+    def add(self, new: list[NewSequence], *, is_bounded: bool = True) -> None:
+        """Queue sequences, all or none.
+
+        Raises:
+            QueueFull: with `is_bounded`, when max_waiting would be exceeded.
+            EngineDead: the engine has ended or is ending.
+        """
+        with self._lock:
+            if self._refusal is not None:
+                raise EngineDead(self._refusal)
+            if is_bounded and self._n_waiting + len(new) > self.config.max_waiting:
+                raise QueueFull(
+                    f"engine: {self._n_waiting} sequences wait and {len(new)} more came; max_waiting is "
+                    f"{self.config.max_waiting}; try again later"
+                )
+            self._n_waiting += len(new)
+            self._commands.put(partial(self._do_add, new))
+
+    def finish(self, sequence_ids: Iterable[str], reason: str = "abort") -> None:
+        """End sequences, wherever they are. Ids that are unknown or have ended are no error."""
+        self._commands.put(partial(self._do_finish, list(sequence_ids), reason))
+
+    def reset_prefix_cache(self) -> "Future[bool]":
+        """Forget what is cached; the result is False, and nothing is forgotten, while anything runs."""
+        done: Future[bool] = Future()
+        with self._lock:
+            if self._refusal is not None:
+                raise EngineDead(self._refusal)
+            self._commands.put(partial(self._do_reset, done))
+        return done
+
+    def shutdown(self, *, drain_s: float | None = 0.0) -> None:
+        """Accept nothing more, let what is there run for at most `drain_s` (None: to its end), abort the rest, end.
+
+        Waits for the thread and closes the runner. Idempotent.
+        """
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = "engine: it is shutting down; no request is accepted; send it elsewhere"
+        self._commands.put(partial(self._do_stop, is_abort=drain_s == 0.0))
+        thread = self._thread
+        if thread is None:
+            self._end(None)
+            return
+        if thread is threading.current_thread():
+            return
+        thread.join(drain_s or None)
+        if thread.is_alive():
+            self._commands.put(partial(self._do_stop, is_abort=True))
+            thread.join()
+
+    # The engine's thread.
+
+    def run_loop(self) -> None:
+        """Serve until shut down. The boundary at which a bug becomes EngineDead instead of silence."""
+        try:
+            while not (self._is_stopping and not self.has_work):
+                if not self.step_once() and not self._is_stopping:
+                    self._wait()
+        except Exception as error:  # noqa: BLE001  a thread's boundary: answered to every request
+            _log.critical("engine: the loop died", exc_info=True)
+            self._end(error)
+        else:
+            self._end(None)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is unfinished, undelivered or under way."""
+        return bool(self._sequences or self._in_flight or self._updates)
+
+    def step_once(self) -> bool:
+        """Do one round; return whether there is more to do without a new command."""
+        self._take_commands()
+        is_submitted = len(self._in_flight) < self._depth and self._submit_next()
+        self._deliver()
+        if self._in_flight and (len(self._in_flight) == self._depth or not is_submitted):
+            self._collect()
+        elif not self._in_flight and not is_submitted and self._scheduler.waiting:
+            self._give_up_on_head()
+        self._publish()
+        if self.config.check_each_step:
+            self.check()
+        return self.has_work
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant of the engine or the scheduler does not hold."""
+        self._scheduler.check()
+        live = set(self._scheduler.running) | set(self._scheduler.waiting)
+        assert live == set(self._sequences.values()), "engine: a sequence is neither running nor waiting, or lost"
+        assert len(self._in_flight) <= self._depth, "engine: too many steps are under way"
+        assert self._n_waiting >= 0, "engine: fewer than none wait"
+        if not self.has_work:
+            self._scheduler.check_idle()
+
+    def _wait(self) -> None:
+        try:
+            self._scheduler.check_idle()
+        except AssertionError:
+            # Requests still get right answers, from fewer pages; ending the process would take them away as well.
+            _log.critical("engine: idle, and something is still held", exc_info=True)
+        command = self._commands.get()  # sleeps; nothing polls
+        command()
+
+    def _take_commands(self) -> None:
+        commands = self._commands
+        while not commands.empty():
+            commands.get_nowait()()
+
+    def _do_add(self, new: list[NewSequence]) -> None:
+        by_priority = self.config.scheduling_policy == "priority"
+        for one in new:
+            sequence = Sequence.from_new(
+                one, arrival_idx=self._n_arrived, by_priority=by_priority, vocab_size=self.limits.vocab_size
+            )
+            self._n_arrived += 1
+            self._sequences[sequence.sequence_id] = sequence
+            self._scheduler.add(sequence)
+
+    def _do_finish(self, sequence_ids: list[str], reason: str) -> None:
+        for sequence_id in sequence_ids:
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None:
+                self._end_sequence(sequence, self._update(sequence, []), reason=reason)
+
+    def _do_reset(self, done: "Future[bool]") -> None:
+        done.set_result(self._scheduler.pool.reset_cached())
+
+    def _do_stop(self, *, is_abort: bool) -> None:
+        self._is_stopping = True
+        if is_abort:
+            self._do_finish(list(self._sequences), "abort")
+
+    def _submit_next(self) -> bool:
+        scheduler, runner = self._scheduler, self._runner
+        step = scheduler.plan(self.clock())
+        for slot in scheduler.pop_released_slots():
+            runner.release(slot)
+        if step is None:
+            return False
+        if step.admitted:
+            self._note_admissions(step.admitted)
+        self._in_flight.append(step)
+        try:
+            for s in step.admitted:
+                runner.admit(s.slot, s.token_ids, s.n_prompt, s.params, s.seed, s.stop_ids)
+                runner.set_pages(s.slot, 0, s.page_ids)
+            for slot, first_idx, page_ids in step.page_writes:
+                runner.set_pages(slot, first_idx, page_ids)
+            runner.submit(step.to_plan())
+        except TiercelError as error:
+            self._not_submitted[step] = error  # it fails in its turn, so that fences open in order
+        return True
+
+    def _note_admissions(self, admitted: list[Sequence]) -> None:
+        n_first = sum(s.n_preemptions == 0 for s in admitted)
+        self._totals["prompt"] += sum(s.n_prompt for s in admitted if s.n_preemptions == 0)
+        with self._lock:
+            self._n_waiting -= n_first
+
+    def _collect(self) -> None:
+        step = self._in_flight.popleft()
+        error = self._not_submitted.pop(step, None)
+        result: StepResult | None = None
+        if error is None:
+            try:
+                result = self._runner.collect()
+            except TiercelError as failure:
+                error = failure
+        self._scheduler.collected(step)
+        now_s = self.clock()
+        stats = self._stats
+        stats.time_s = now_s
+        stats.n_tokens = sum(step.counts)
+        stats.n_sequences = len(step.sequences)
+        self._totals["steps"] += 1
+        self._totals["computed"] += stats.n_tokens
+        if result is None:
+            assert error is not None
+            self._fail_step(step, error)
+            return
+        assert result.step_id == step.step_id, f"engine: step {result.step_id} came, {step.step_id} was expected"
+        stats.compute_s = result.compute_ns * 1e-9
+        if step.n_logprobs is None:
+            self._take_tokens(step, result)
+        else:
+            self._take_rows(step, result)
+
+    def _fail_step(self, step: PlannedStep, error: TiercelError) -> None:
+        self._totals["failed"] += 1
+        self._scheduler.fail(step, list(self._in_flight))
+        _log.error("engine: step %d failed, and %d sequences with it: %s", step.step_id, len(step.sequences), error)
+        for sequence in step.sequences:
+            if sequence.state is not State.FINISHED:
+                failure = RequestFailed(f"engine: the step that computed it failed: {error}; send it again")
+                failure.__cause__ = error
+                self._end_sequence(sequence, self._update(sequence, []), error=failure)
+
+    def _take_tokens(self, step: PlannedStep, result: StepResult) -> None:
+        """Take the rows of a step without log-probabilities: one for each sequence that samples."""
+        sequences, discarded = step.sequences, step.discarded
+        for i, token_id in zip(result.row_seq.tolist(), result.row_token.tolist(), strict=True):
+            sequence = sequences[i]
+            if sequence.state is State.FINISHED or sequence in discarded:
+                self._totals["stale"] += 1
+            elif token_id < 0:
+                self._fail_nan(sequence)
+            else:
+                self._take_token(sequence, token_id, None)
+
+    def _take_rows(self, step: PlannedStep, result: StepResult) -> None:
+        """Take the rows of a step with log-probabilities: scored prompt positions too."""
+        assert result.row_logprob is not None
+        assert result.row_rank is not None
+        top_ids, top_logprobs = result.top_ids, result.top_logprobs
+        assert step.n_logprobs == 0 or (top_ids is not None and top_logprobs is not None)
+        logprobs, ranks = result.row_logprob.tolist(), result.row_rank.tolist()
+        rows = zip(result.row_seq.tolist(), result.row_pos.tolist(), result.row_token.tolist(), strict=True)
+        for row, (i, position, token_id) in enumerate(rows):
+            sequence = step.sequences[i]
+            if sequence.state is State.FINISHED or sequence in step.discarded:
+                self._totals["stale"] += 1
+                continue
+            if token_id < 0:
+                self._fail_nan(sequence)
+                continue
+            is_sampled = step.samples[i] and position == step.starts[i] + step.counts[i] - 1
+            n = sequence.n_logprobs if is_sampled else sequence.n_prompt_logprobs
+            entry = None
+            if n is not None:
+                ids = top_ids[row, :n].tolist() if top_ids is not None else []
+                top = top_logprobs[row, :n].tolist() if top_logprobs is not None else []
+                entry = TokenLogprobs(token_id, logprobs[row], ranks[row], ids, top)
+            if is_sampled:
+                self._take_token(sequence, token_id, entry)
+            elif entry is not None and position == len(sequence.prompt_logprobs) < sequence.n_prompt - 1:
+                sequence.prompt_logprobs.append(entry)  # else it is known from before a preemption
+
+    def _take_token(self, sequence: Sequence, token_id: int, entry: TokenLogprobs | None) -> None:
+        sequence.token_ids.append(token_id)
+        now_s = self._stats.time_s
+        update = SequenceUpdate(sequence.sequence_id, [token_id], now_s)
+        if entry is not None:
+            update.logprobs = [entry]
+        if sequence.last_token_s is None:
+            sequence.first_token_s = now_s
+            self._stats.time_to_first_token_s.append(now_s - sequence.arrival_s)
+            update.first_scheduled_s = sequence.first_scheduled_s
+            update.n_cached_tokens = sequence.n_cached_tokens
+            if sequence.n_prompt_logprobs is not None:
+                assert not sequence.is_scoring, f"{sequence.sequence_id}: a prompt token was not scored"
+                update.prompt_logprobs = sequence.prompt_logprobs
+        else:
+            self._stats.inter_token_s.append(now_s - sequence.last_token_s)
+        sequence.last_token_s = now_s
+        self._totals["generation"] += 1
+        ended = sequence.why_ended(token_id)
+        if ended is None:
+            self._updates.append(update)
+        else:
+            update.stop_reason = ended[1]
+            self._end_sequence(sequence, update, reason=ended[0], is_complete=True)
+
+    def _fail_nan(self, sequence: Sequence) -> None:
+        error = RequestFailed(
+            f"engine: the logits after token {len(sequence.token_ids)} of {sequence.sequence_id} hold a NaN; "
+            "the model's numbers overflow on this input; try another dtype or input"
+        )
+        self._end_sequence(sequence, self._update(sequence, []), error=error, is_spoilt=True)
+
+    def _update(self, sequence: Sequence, token_ids: list[int]) -> SequenceUpdate:
+        return SequenceUpdate(sequence.sequence_id, token_ids, self.clock())
+
+    def _end_sequence(
+        self,
+        sequence: Sequence,
+        update: SequenceUpdate,
+        *,
+        reason: str | None = None,
+        error: TiercelError | None = None,
+        is_complete: bool = False,
+        is_spoilt: bool = False,
+    ) -> None:
+        """Give back what the sequence holds and make its final update: the one way out."""
+        self._scheduler.finish(sequence, is_complete=is_complete, is_spoilt=is_spoilt)
+        del self._sequences[sequence.sequence_id]
+        if sequence.first_scheduled_s is None:
+            with self._lock:
+                self._n_waiting -= 1
+        update.finish_reason = reason
+        update.error = error
+        update.first_scheduled_s = sequence.first_scheduled_s
+        update.n_cached_tokens = max(sequence.n_cached_tokens, 0)
+        update.n_preemptions = sequence.n_preemptions
+        self._updates.append(update)
+        self._stats.time_s = update.time_s
+        self._stats.finished.append(_stats_of(sequence, reason or "error", update.time_s))
+
+    def _give_up_on_head(self) -> None:
+        """Fail the head of the queue when nothing runs and still it does not fit: it would wait for ever."""
+        head = self._scheduler.waiting[0]
+        _log.critical("engine: %s does not fit an idle engine; admission should have refused it", head.sequence_id)
+        error = RequestFailed(
+            f"engine: {len(head.token_ids)} tokens do not fit the idle pool of {self.limits.n_pages} pages of "
+            f"{self.limits.page_size_tokens}; shorten it or raise kv_cache_memory_bytes"
+        )
+        self._end_sequence(head, self._update(head, []), error=error)
+
+    def _deliver(self) -> None:
+        updates, stats = self._updates, self._stats
+        if updates:
+            self._updates = []
+            if self._sink is not None:
+                self._sink(updates)
+        if stats.n_sequences or stats.finished:
+            self._stats = StepStats(time_s=stats.time_s)
+            if self._listener is not None:
+                self._listener.on_step(stats)
+
+    def _publish(self) -> None:
+        scheduler, totals = self._scheduler, self._totals
+        pool = scheduler.pool
+        self.snapshot = EngineSnapshot(
+            len(scheduler.running),
+            len(scheduler.waiting),
+            self.limits.n_slots,
+            pool.n_pages,
+            pool.n_used,
+            pool.n_cached,
+            pool.page_size_tokens,
+            totals["steps"],
+            totals["failed"],
+            totals["prompt"],
+            totals["generation"],
+            totals["computed"],
+            scheduler.n_prefix_queries_tokens,
+            scheduler.n_prefix_hits_tokens,
+            scheduler.n_preemptions,
+            scheduler.n_tokens_lost,
+            totals["stale"],
+        )
+
+    def _end(self, error: Exception | None) -> None:
+        """Answer everything that is left and close the runner. Nothing is accepted from here on."""
+        with self._lock:
+            if self._is_dead:
+                return
+            self._is_dead = True
+            why = "it was shut down" if error is None else f"its loop died of {type(error).__name__}: {error}"
+            self._refusal = f"engine: {why}; no request can be served; start it again"
+        self._answer_all(error)
+        self._runner.close()
+
+    def _answer_all(self, error: Exception | None) -> None:
+        assert self._refusal is not None
+        dead = EngineDead(self._refusal)
+        dead.__cause__ = error
+        while not self._commands.empty():
+            command = self._commands.get_nowait()
+            assert isinstance(command, partial)
+            if command.func == self._do_add:
+                self._updates += [_lost(new.sequence_id, self.clock(), dead) for new in command.args[0]]
+            elif command.func == self._do_reset:
+                command.args[0].set_exception(dead)
+        self._updates += [_lost(sequence_id, self.clock(), dead) for sequence_id in self._sequences]
+        self._sequences.clear()
+        self._n_waiting = 0
+        updates, self._updates = self._updates, []
+        if updates and self._sink is not None:
+            self._sink(updates)
+
+
+def _lost(sequence_id: str, time_s: float, error: TiercelError) -> SequenceUpdate:
+    return SequenceUpdate(sequence_id, [], time_s, error=error)
+
+
+def _stats_of(sequence: Sequence, reason: str, now_s: float) -> SequenceStats:
+    scheduled_s, first_s, last_s = sequence.first_scheduled_s, sequence.first_token_s, sequence.last_token_s
+    has_token = scheduled_s is not None and first_s is not None and last_s is not None
+    return SequenceStats(
+        finish_reason=reason,
+        n_prompt_tokens=sequence.n_prompt,
+        n_output_tokens=sequence.n_output,
+        n_cached_tokens=max(sequence.n_cached_tokens, 0),
+        n_preemptions=sequence.n_preemptions,
+        max_tokens=sequence.params.max_tokens,
+        e2e_s=now_s - sequence.arrival_s,
+        queue_s=None if scheduled_s is None else scheduled_s - sequence.arrival_s,
+        prefill_s=first_s - scheduled_s if has_token else None,  # type: ignore[operator]
+        decode_s=last_s - first_s if has_token else None,  # type: ignore[operator]
+    )

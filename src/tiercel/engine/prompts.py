@@ -1,0 +1,154 @@
+"""Prompts in every shape that a caller may send, made into checked requests. Knows no engine, only its limits.
+
+Shapes: text; a list of token ids; a dict with `prompt` or `prompt_token_ids` (with both, the ids are computed and the
+text is only repeated) and `cache_salt`.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tiercel.base.errors import PromptTooLong, RequestError
+from tiercel.engine.admission import admit
+from tiercel.engine.config import EngineConfig
+from tiercel.protocol.params import SamplingParams
+from tiercel.protocol.step import RunnerLimits
+from tiercel.text.bad_words import bad_words_ids
+
+if TYPE_CHECKING:
+    from tiercel.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that was checked and not yet sent."""
+
+    text: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    max_total_tokens: int
+    priority: int
+    cache_salt: str | None
+
+
+class PromptReader:
+    """Reads prompts for one model. Frozen; threads may share it."""
+
+    def __init__(self, tokenizer: "Tokenizer | None", limits: RunnerLimits, config: EngineConfig) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._config = config
+
+    def encode_together(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Tokenise all prompts that are text in one call, which may use several threads."""
+        done = list(prompts)
+        if self._tokenizer is None:
+            return done
+        places = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str)]
+        texts = [str(prompts[i]) for i in places]
+        for text in texts:
+            self._check_chars(text)
+        encoded = self._tokenizer.encode_many(texts) if texts else []
+        for i, text, token_ids in zip(places, texts, encoded, strict=True):
+            done[i] = {"prompt": text, "prompt_token_ids": token_ids}
+        return done
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, *, priority: int, cache_salt: str | None
+    ) -> PreparedRequest:
+        """Check a prompt and its parameters against the model.
+
+        Raises:
+            RequestError: it is refused; `param` names the field.
+        """
+        text, token_ids, own_salt = self._read(prompt)
+        cache_salt = own_salt if cache_salt is None else cache_salt
+        if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+            raise RequestError(
+                f"cache_salt: got {cache_salt!r}; text of at least one letter is needed; leave it out",
+                param="cache_salt",
+            )
+        params = self._with_words(params)
+        max_total = admit(token_ids, params, self._limits, self._config, priority=priority)
+        return PreparedRequest(text, token_ids, params, max_total, priority, cache_salt)
+
+    def _with_words(self, params: SamplingParams) -> SamplingParams:
+        """Turn forbidden words into tokens; refuse what needs text where there is none."""
+        if self._tokenizer is None:
+            for name in ("stop", "bad_words"):
+                if getattr(params, name):
+                    raise RequestError(
+                        f"{name}: got text; this model has no tokenizer; use stop_token_ids or logit_bias", param=name
+                    )
+        elif params.bad_words:
+            words = bad_words_ids(self._tokenizer, list(params.bad_words))
+            return msgspec.structs.replace(params, bad_words_token_ids=words)
+        return params
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
+        """Take a prompt apart: its text if it has one, its token ids, its salt."""
+        if isinstance(prompt, str):
+            return prompt, self._encode(prompt), None
+        if not isinstance(prompt, Mapping):
+            if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+                raise _wrong_kind(prompt)
+            return None, _as_ids(prompt), None
+        unknown = [key for key in prompt if key not in _FIELDS]
+        if unknown:
+            raise RequestError(
+                f"prompt: got a field {unknown[0]!r}; known are {', '.join(_FIELDS)}; leave it out", param="prompt"
+            )
+        text, token_ids, salt = (prompt.get(name) for name in _FIELDS)
+        if text is not None and not isinstance(text, str):
+            raise _wrong_kind(text)
+        return text, self._encode(text) if token_ids is None else _as_ids(token_ids), salt
+
+    def _encode(self, text: Any) -> list[int]:
+        if not isinstance(text, str):
+            raise _wrong_kind(text)
+        if self._tokenizer is None:
+            raise RequestError("prompt: got text; this model has no tokenizer; send prompt_token_ids", param="prompt")
+        self._check_chars(text)
+        return self._tokenizer.encode(text)
+
+    def _check_chars(self, text: str) -> None:
+        """Refuse a text that cannot fit, before any time is spent on cutting it."""
+        assert self._tokenizer is not None
+        context = self._limits.max_len_tokens
+        n_max = context * self._tokenizer.max_chars_per_token
+        if len(text) > n_max:
+            raise PromptTooLong(
+                f"prompt: {len(text)} characters; no more than {n_max} can fit a context of {context} tokens; "
+                "shorten it",
+                param="prompt",
+            )
+
+
+def _wrong_kind(got: Any) -> RequestError:
+    return RequestError(
+        f"prompt: got {type(got).__name__}; text, a list of token ids, or a dict with prompt or prompt_token_ids "
+        "is needed",
+        param="prompt",
+    )
+
+
+def _as_ids(ids: Any) -> list[int]:
+    needed = "a list of token ids is needed"
+    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
+        raise RequestError(f"prompt_token_ids: got {type(ids).__name__}; {needed}", param="prompt_token_ids")
+    done = []
+    for i in ids:
+        if type(i) is not int:
+            if isinstance(i, bool) or not hasattr(i, "__index__"):
+                shown = type(i).__name__
+                raise RequestError(f"prompt_token_ids: got {shown} in it; {needed}", param="prompt_token_ids")
+            i = operator.index(i)  # a numpy integer
+        done.append(i)
+    return done

@@ -1,0 +1,149 @@
+"""A sequence from its arrival to its end, as the engine's thread sees it, and what it tells about it. Knows no text.
+
+A client's request becomes one `NewSequence` for each of its outputs; the engine makes a `Sequence` of each.
+
+    state      made so by                        slot  pages  what may be trusted
+    WAITING    `Scheduler.add`, `.preempt`       no    no     token_ids; after a preemption tokens may still arrive
+    RUNNING    admission in `Scheduler.plan`     yes   yes    n_computed and n_total count what was planned, an upper
+                                                              bound of what has been computed
+    FINISHED   `Scheduler.finish`                no    no     everything; rows of steps still running are dropped
+
+The slot of a sequence that left RUNNING stays held back until no submitted step names it.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from tiercel.base.errors import TiercelError
+from tiercel.kv.page_keys import PageKeys
+from tiercel.protocol.params import SamplingParams
+
+
+class State(enum.Enum):
+    """Where a sequence stands."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One position's log-probabilities: the token's own, then those of the likeliest, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewSequence:
+    """What the engine needs to know to produce one stream of tokens; `engine.admission` has checked it."""
+
+    sequence_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    max_total_tokens: int  # prompt and output
+    eos_ids: frozenset[int]
+    page_keys: PageKeys
+    arrival_s: float
+    priority: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class SequenceUpdate:
+    """What one step, or an abort, changed for one sequence."""
+
+    sequence_id: str
+    token_ids: list[int]
+    time_s: float
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the tokens from the second on; once, with the first token
+    finish_reason: str | None = None  # "stop" | "length" | "abort"
+    stop_reason: int | None = None  # the stop token that ended it; None for end-of-sequence
+    error: TiercelError | None = None  # instead of a finish_reason
+    n_cached_tokens: int = 0
+    first_scheduled_s: float | None = None
+    n_preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One stream of tokens. Owner: the engine's thread; only `Scheduler` and `EngineCore` write to it."""
+
+    sequence_id: str
+    token_ids: list[int]  # prompt and known output
+    params: SamplingParams
+    seed: int
+    n_prompt: int
+    max_total_tokens: int
+    rank: tuple[int, int]  # place in the queue, lower first: (priority or 0, order of arrival)
+    page_keys: PageKeys
+    stop_ids: tuple[int, ...]  # what min_tokens forbids
+    ending_ids: frozenset[int]  # what ends it once min_tokens are out
+    eos_ids: frozenset[int]
+    arrival_s: float
+    n_logprobs: int | None
+    n_prompt_logprobs: int | None
+    reads_cache: bool
+
+    state: State = State.WAITING
+    slot: int = -1  # -1: none
+    page_ids: list[int] = field(default_factory=list)
+    n_computed: int = 0  # tokens planned to be computed: the next position to plan
+    n_total: int = 0  # tokens known or being sampled by a submitted step
+    n_room: int = 0  # token slots in page_ids
+    key_next_at: int = 0  # tokens that must be known and planned before the next page gets its key
+    last_step_id: int = -1  # the last step that names it
+    n_cached_tokens: int = -1  # hit at first admission; -1: not admitted yet
+    n_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @classmethod
+    def from_new(cls, new: NewSequence, *, arrival_idx: int, by_priority: bool, vocab_size: int) -> "Sequence":
+        """Make the engine's own record of a sequence."""
+        params = new.params
+        stop_ids = new.eos_ids.union(params.stop_token_ids or ())
+        return cls(
+            sequence_id=new.sequence_id,
+            token_ids=list(new.prompt_token_ids),
+            params=params,
+            seed=new.seed,
+            n_prompt=len(new.prompt_token_ids),
+            max_total_tokens=new.max_total_tokens,
+            rank=(new.priority if by_priority else 0, arrival_idx),
+            page_keys=new.page_keys,
+            stop_ids=tuple(sorted(stop_ids)),
+            ending_ids=frozenset(params.stop_token_ids or ()) if params.ignore_eos else stop_ids,
+            eos_ids=new.eos_ids,
+            arrival_s=new.arrival_s,
+            n_logprobs=vocab_size if params.logprobs == -1 else params.logprobs,
+            n_prompt_logprobs=vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs,
+            reads_cache=not params.skip_reading_prefix_cache,
+            n_total=len(new.prompt_token_ids),
+        )
+
+    @property
+    def n_output(self) -> int:
+        """Known output tokens."""
+        return len(self.token_ids) - self.n_prompt
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether prompt tokens still lack the log-probabilities that were asked for."""
+        return self.n_prompt_logprobs is not None and len(self.prompt_logprobs) < self.n_prompt - 1
+
+    def why_ended(self, token_id: int) -> tuple[str, int | None] | None:
+        """Say why it ends with `token_id`, its newest: (finish reason, stop reason); None when it goes on."""
+        if token_id in self.ending_ids and self.n_output >= self.params.min_tokens:
+            is_eos = token_id in self.eos_ids and not self.params.ignore_eos
+            return "stop", None if is_eos else token_id
+        if len(self.token_ids) >= self.max_total_tokens:
+            return "length", None
+        return None

@@ -1,0 +1,426 @@
+"""The scheduler: which tokens of which sequences the next step computes, and who gets the pages. Pure policy over plain
+state: no threads, no clock, no runner. Owner: `engine.core`, which carries out what it plans.
+
+There are no phases. A sequence has `n_total` tokens, known or being sampled, and `n_computed` of them are planned; each
+step gives some of the rest. Prefill, its chunks, decoding and the return of a preempted sequence are this one case.
+
+Order of a plan, within one budget of tokens:
+1. Room: every decoding sequence at the end of its last page gets a page, if need be by preempting (`_victim`).
+2. Decodes: one token each. They come first, so that no prompt, however long, makes a running stream miss a step.
+3. Chunks of running prompts, in the order of admission.
+4. Admissions, in the order of the queue, if nothing was preempted. All pages of the known tokens are taken at once, so
+   that only decoding ever runs out of pages, and one spare page a running sequence is left, so that an admission
+   does not preempt at once. The head of the queue waits for room and is not passed; but a sequence whose next page
+   is being computed by this very plan is passed, for at most a few steps, as it will then find that page.
+5. Keys: pages that are full of known tokens after this plan can be matched from the next plan on.
+
+The next step is planned while this one runs, so tokens sampled by a running step count but are not known. Why pages can
+be reused at once, although a running step may still write to them: steps run in the order of their plans, so every
+write of an older step comes before any of a later one, and a page's new owner writes each position before it reads
+it. Why no stale row can spoil a page that has a key: a key is set for known tokens only, in a plan that computes the
+last of them or later; every row that such a page gets from its sequence computes just these tokens, and rows at later
+positions belong to other pages.
+
+A step that fails may leave pages that were keyed too early (`fail`): the keys set since its plan are forgotten, and
+sequences that found one of these pages are computed again.
+
+Invariants, verified by `check`:
+1. A running sequence has one slot of its own, and pages for all that is planned; n_computed < n_total.
+2. A page's references are the running sequences whose table names it.
+3. Free, held and used slots are disjoint and all there are; at most max_num_seqs run.
+4. The queue is sorted, and what waits has neither slot nor pages.
+5. A running sequence's keyed pages carry its own keys, and their tokens are known and planned.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tiercel.engine.config import EngineConfig
+from tiercel.engine.request import Sequence, State
+from tiercel.kv.page_pool import PagePool
+from tiercel.protocol.step import RunnerLimits, StepPlan
+
+# Sequences passed in one plan because another computes their next page; bounds the look-ups of a long queue.
+N_PASSED_MAX = 32
+_NEVER = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class PlannedStep:
+    """A step and what must be told to the runner before it. One entry a sequence in the first five lists."""
+
+    step_id: int
+    sequences: list[Sequence] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    scores: list[bool] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    page_writes: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, first index, page ids
+    keys_set: list[bytes] = field(default_factory=list)
+    hits: list[tuple[Sequence, list[bytes]]] = field(default_factory=list)  # admitted sequences and the keys they found
+    discarded: set[Sequence] = field(default_factory=set)  # their rows are not to be believed
+    n_logprobs: int | None = None
+    n_rows: int = 0
+    has_scores: bool = False
+
+    def add(self, sequence: Sequence, n_tokens: int, *, samples: bool, scores: bool) -> None:
+        """Plan the sequence's next `n_tokens` tokens."""
+        start = sequence.n_computed
+        self.sequences.append(sequence)
+        self.starts.append(start)
+        self.counts.append(n_tokens)
+        self.samples.append(samples)
+        self.scores.append(scores)
+        sequence.n_computed = start + n_tokens
+        sequence.last_step_id = self.step_id
+        if samples:
+            sequence.n_total += 1
+            if sequence.n_logprobs is not None:
+                self._want_logprobs(sequence.n_logprobs)
+        if scores:
+            self.has_scores = True
+            self._want_logprobs(sequence.n_prompt_logprobs or 0)
+        self.n_rows += n_tokens if scores else samples
+
+    def _want_logprobs(self, n: int) -> None:
+        self.n_logprobs = n if self.n_logprobs is None else max(n, self.n_logprobs)
+
+    def to_plan(self) -> StepPlan:
+        """Give the step in the runner's words."""
+        return StepPlan(
+            step_id=self.step_id,
+            seq_slot=np.array([s.slot for s in self.sequences], np.int32),
+            seq_start=np.array(self.starts, np.int32),
+            seq_tokens=np.array(self.counts, np.int32),
+            seq_samples=np.array(self.samples, np.bool_),
+            seq_scores=np.array(self.scores, np.bool_),
+            n_logprobs=self.n_logprobs,
+        )
+
+
+class Scheduler:
+    """Decides; see the module's docstring. `now_s` is whatever clock the caller keeps."""
+
+    def __init__(self, limits: RunnerLimits, config: EngineConfig) -> None:
+        self.pool = PagePool(limits.n_pages, limits.page_size_tokens)
+        self.running: dict[Sequence, None] = {}  # in the order of admission
+        self.waiting: list[Sequence] = []  # in the order of rank
+        self.n_preemptions = 0
+        self.n_tokens_lost = 0  # planned, then thrown away by preemption
+        self.n_prefix_queries_tokens = 0
+        self.n_prefix_hits_tokens = 0
+        self._limits = limits
+        self._page_size = limits.page_size_tokens
+        self._n_running_max = min(config.max_num_seqs, limits.n_slots)
+        self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens)
+        self._chunk_tokens_max = config.long_prefill_token_threshold
+        self._is_caching = config.enable_prefix_caching
+        self._free_slots = list(range(limits.n_slots - 1, -1, -1))
+        self._held_slots: list[tuple[int, int]] = []  # (last step that names it, slot)
+        self._released_slots: list[int] = []  # free, and the runner does not know yet
+        self._planned_id = -1
+        self._collected_id = -1
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence into the queue.
+
+        Requires: it fits the model's context and the pool, alone (`engine.admission` refuses what never can).
+        """
+        insort(self.waiting, sequence, key=_rank)
+
+    def plan(self, now_s: float) -> PlannedStep | None:
+        """Plan the next step, or None when nothing can be computed now."""
+        step = PlannedStep(self._planned_id + 1)
+        has_preempted = self._make_room(step)
+        prefilling = self._plan_decodes(step)
+        n_left = self._budget_tokens - len(step.sequences)
+        if prefilling:
+            n_left = self._plan_chunks(step, prefilling, n_left)
+        if self.waiting and not has_preempted:
+            self._admit(step, n_left, now_s)
+        if not step.sequences:
+            return None
+        self._planned_id = step.step_id
+        if self._is_caching:
+            for sequence in step.sequences:
+                if sequence.n_computed >= sequence.key_next_at and len(sequence.token_ids) >= sequence.key_next_at:
+                    step.keys_set += self._set_keys(sequence, min(sequence.n_computed, len(sequence.token_ids)))
+        return step
+
+    def collected(self, step: PlannedStep) -> None:
+        """Note that a step has ended, well or not: slots that only it and older ones named are free."""
+        assert step.step_id == self._collected_id + 1, "engine.scheduler: steps are collected in order"
+        self._collected_id = step.step_id
+        if self._held_slots:
+            self._released_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
+            self._free_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
+            self._held_slots = [held for held in self._held_slots if held[0] > step.step_id]
+
+    def pop_released_slots(self) -> list[int]:
+        """Give, once, the slots that the runner must release before anything else is admitted."""
+        released = self._released_slots
+        if released:
+            self._released_slots = []
+        return released
+
+    def finish(self, sequence: Sequence, *, is_complete: bool = False, is_spoilt: bool = False) -> None:
+        """End a sequence in whatever state it is; without effect when it has ended.
+
+        `is_complete`: its last known token came from a step that was collected, so all tokens before it are computed.
+        `is_spoilt`: what its pages hold must not be found by others.
+        """
+        if sequence.state is State.RUNNING:
+            if is_complete and self._is_caching:
+                self._set_keys(sequence, min(sequence.n_computed, len(sequence.token_ids) - 1))
+            self._leave(sequence)
+        elif sequence.state is State.WAITING:
+            self._unqueue(sequence)
+        if is_spoilt:
+            for key in sequence.page_keys.extend(sequence.token_ids):
+                self.pool.forget(key)
+        sequence.state = State.FINISHED
+
+    def fail(self, step: PlannedStep, later: list[PlannedStep]) -> None:
+        """Undo what a failed step left behind. Its sequences must then be finished by the caller.
+
+        Keys set since its plan may name pages that were never written. Sequences of `later` steps, still running, that
+        found one of them read garbage: their rows are discarded and they are computed again.
+        """
+        doubtful = {key for planned in (step, *later) for key in planned.keys_set}
+        for key in doubtful:
+            self.pool.forget(key)
+        misled = {s for planned in later for s, keys in planned.hits if not doubtful.isdisjoint(keys)}
+        for sequence in misled:
+            for planned in later:
+                planned.discarded.add(sequence)
+            sequence.n_total = len(sequence.token_ids)
+            if sequence.state is State.RUNNING:
+                self._preempt(sequence)
+
+    def _make_room(self, step: PlannedStep) -> bool:
+        """Give a page to each decoding sequence that needs one; return whether something was preempted."""
+        needy = [s for s in self.running if s.n_computed == s.n_room and s.n_total < s.max_total_tokens]
+        has_preempted = False
+        for sequence in needy:
+            while sequence.state is State.RUNNING:
+                page_ids = self.pool.acquire(1)
+                if page_ids is not None:
+                    sequence.page_ids += page_ids
+                    sequence.n_room += self._page_size
+                    break
+                self._preempt(self._victim())
+                has_preempted = True
+        step.page_writes = [(s.slot, len(s.page_ids) - 1, s.page_ids[-1:]) for s in needy if s.state is State.RUNNING]
+        return has_preempted
+
+    def _victim(self) -> Sequence:
+        """Choose whom to preempt: worst priority first, then whoever loses the least work, then the newest.
+
+        Work is what would be computed again: planned tokens but for the leading pages that others hold too. So the one
+        that has computed most is never chosen while another runs, grows, and ends: preemption cannot go on for ever.
+        Who would give no page back is not chosen.
+        """
+        n_refs, size = self.pool.n_refs, self._page_size
+
+        def cost(sequence: Sequence) -> tuple[int, int, int]:
+            n_shared = 0
+            for page_id in sequence.page_ids:
+                if n_refs(page_id) == 1:
+                    break
+                n_shared += size
+            return -sequence.rank[0], sequence.n_computed - n_shared, -sequence.rank[1]
+
+        for sequence in sorted(self.running, key=cost):
+            if any(n_refs(page_id) == 1 for page_id in reversed(sequence.page_ids)):
+                return sequence
+        raise AssertionError("engine.scheduler: no page is free and no running sequence holds one of its own")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's slot and pages; it starts again from the queue. Keyed pages stay findable until taken."""
+        self.n_preemptions += 1
+        self.n_tokens_lost += sequence.n_computed
+        sequence.n_preemptions += 1
+        self._leave(sequence)
+        sequence.state = State.WAITING
+        self.add(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self.running[sequence]
+        self.pool.release(sequence.page_ids)
+        sequence.page_ids = []
+        sequence.n_room = sequence.n_computed = 0
+        if sequence.last_step_id > self._collected_id:
+            self._held_slots.append((sequence.last_step_id, sequence.slot))
+        else:
+            self._released_slots.append(sequence.slot)
+            self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def _plan_decodes(self, step: PlannedStep) -> list[Sequence]:
+        """Plan one token of each sequence that lacks one; return those that lack more."""
+        prefilling = []
+        for sequence in self.running:
+            n_missing = sequence.n_total - sequence.n_computed
+            if n_missing != 1:
+                prefilling.append(sequence)
+            elif sequence.n_total < sequence.max_total_tokens:
+                step.add(sequence, 1, samples=True, scores=False)
+        return prefilling
+
+    def _plan_chunks(self, step: PlannedStep, prefilling: list[Sequence], n_left: int) -> int:
+        """Plan chunks of prompts that are under way; return what is left of the budget."""
+        n_behind = len(prefilling)
+        for sequence in prefilling:
+            n_behind -= 1  # each of them may need a row of logits
+            n_left -= self._plan_chunk(step, sequence, n_left, n_rows_kept=n_behind)
+        return n_left
+
+    def _plan_chunk(self, step: PlannedStep, sequence: Sequence, n_left: int, *, n_rows_kept: int) -> int:
+        n_missing = sequence.n_total - sequence.n_computed
+        n = min(n_missing, n_left)
+        if self._chunk_tokens_max and len(self.running) + len(self.waiting) > 1:
+            n = min(n, self._chunk_tokens_max)
+        scores = sequence.is_scoring and sequence.n_computed < sequence.n_prompt - 1 and n_missing > 1
+        if scores:
+            n = min(n, self._limits.max_logits_rows - step.n_rows - n_rows_kept)
+        if n <= 0:
+            return 0
+        # One token that is sampled has no row to score, and the flag would only cost.
+        step.add(sequence, n, samples=n == n_missing, scores=scores and not (n == 1 == n_missing))
+        return n
+
+    def _admit(self, step: PlannedStep, n_left: int, now_s: float) -> None:
+        """Start what waits, in order, as far as tokens, slots, logits rows and pages go."""
+        coming: set[bytes] | None = None  # keys that the end of this plan sets
+        i = 0
+        while i < len(self.waiting) and i < N_PASSED_MAX and n_left > 0:
+            sequence = self.waiting[i]
+            if len(self.running) >= self._n_running_max or not self._free_slots:
+                return
+            if step.n_rows >= self._limits.max_logits_rows or sequence.last_step_id > self._collected_id:
+                return  # in the second case tokens of it that were sampled before its preemption are still on their way
+            keys: list[bytes] = []
+            if self._is_caching and sequence.reads_cache:
+                keys = sequence.page_keys.extend(sequence.token_ids)[: (len(sequence.token_ids) - 1) // self._page_size]
+            hit_ids = self.pool.lookup(keys)
+            if len(hit_ids) < len(keys):
+                if coming is None:
+                    coming = set()
+                    for planned in step.sequences:
+                        coming.update(self._keys_coming(planned))
+                if keys[len(hit_ids)] in coming:
+                    i += 1
+                    continue
+            if not self._start(sequence, hit_ids):
+                return
+            del self.waiting[i]
+            self._count_admission(sequence, len(hit_ids) * self._page_size, now_s)
+            step.admitted.append(sequence)
+            step.hits.append((sequence, keys[: len(hit_ids)]))
+            n_left -= self._plan_chunk(step, sequence, n_left, n_rows_kept=0)
+            if coming is not None:
+                coming.update(self._keys_coming(sequence))
+
+    def _keys_coming(self, sequence: Sequence) -> list[bytes]:
+        n_full = min(sequence.n_computed, len(sequence.token_ids)) // self._page_size
+        first = sequence.key_next_at // self._page_size - 1
+        return sequence.page_keys.extend(sequence.token_ids)[first:n_full] if n_full > first else []
+
+    def _start(self, sequence: Sequence, hit_ids: list[int]) -> bool:
+        """Give a slot and pages to a waiting sequence, or return False, and no change, when they do not suffice."""
+        pool, size = self.pool, self._page_size
+        n_new = -(-len(sequence.token_ids) // size) - len(hit_ids)
+        n_hits_free = sum(pool.n_refs(page_id) == 0 for page_id in hit_ids)
+        if n_new + n_hits_free + len(self.running) > pool.n_free:
+            return False
+        pool.pin(hit_ids)  # before anything is acquired: an acquisition could evict them
+        new_ids = pool.acquire(n_new)
+        assert new_ids is not None, "engine.scheduler: counted pages are not there"
+        sequence.page_ids = hit_ids + new_ids
+        sequence.n_room = len(sequence.page_ids) * size
+        sequence.n_computed = len(hit_ids) * size
+        sequence.key_next_at = sequence.n_computed + size if self._is_caching else _NEVER
+        sequence.slot = self._free_slots.pop()
+        sequence.state = State.RUNNING
+        self.running[sequence] = None
+        return True
+
+    def _count_admission(self, sequence: Sequence, n_hit: int, now_s: float) -> None:
+        if sequence.first_scheduled_s is not None:
+            return  # its return from a preemption says nothing about prefixes
+        sequence.first_scheduled_s = now_s
+        sequence.n_cached_tokens = n_hit
+        if self._is_caching and sequence.reads_cache:
+            self.n_prefix_queries_tokens += len(sequence.token_ids)
+            self.n_prefix_hits_tokens += n_hit
+
+    def _set_keys(self, sequence: Sequence, n_tokens: int) -> list[bytes]:
+        """Give their keys to the pages that the first `n_tokens` tokens fill; return the keys set."""
+        size = self._page_size
+        first, n_full = sequence.key_next_at // size - 1, n_tokens // size
+        if n_full <= first:
+            return []
+        keys = sequence.page_keys.extend(sequence.token_ids)[first:n_full]
+        for page_id, key in zip(sequence.page_ids[first:n_full], keys, strict=True):
+            self.pool.set_key(page_id, key)
+        sequence.key_next_at = (n_full + 1) * size
+        return keys
+
+    def _unqueue(self, sequence: Sequence) -> None:
+        i = bisect_left(self.waiting, sequence.rank, key=_rank)
+        assert self.waiting[i] is sequence, "engine.scheduler: a waiting sequence is not in the queue"
+        del self.waiting[i]
+
+    def check_idle(self) -> None:
+        """Raise AssertionError when nothing runs and yet something is held. Cost: O(1)."""
+        assert not self.running, "engine.scheduler: not idle"
+        n_held = self._limits.n_slots - len(self._free_slots)
+        assert self.pool.n_used == 0, f"engine.scheduler: {self.pool.n_used} pages are held by nobody"
+        assert n_held == 0 or self._collected_id < self._planned_id, f"engine.scheduler: {n_held} slots are lost"
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant of the module's docstring does not hold."""
+        self.pool.check()
+        for sequence in self.running:
+            self._check_running(sequence)
+        owners = Counter(page_id for s in self.running for page_id in s.page_ids)
+        for page_id in range(self.pool.n_pages):
+            n_refs = self.pool.n_refs(page_id)
+            assert n_refs == owners[page_id], f"page {page_id}: {n_refs} references, {owners[page_id]} owners"
+        slots = [s.slot for s in self.running] + self._free_slots + [slot for _, slot in self._held_slots]
+        assert sorted(slots) == list(range(self._limits.n_slots)), f"slots lost or shared: {sorted(slots)}"
+        assert len(self.running) <= self._n_running_max, "too many run"
+        assert all(fence > self._collected_id for fence, _ in self._held_slots), "a slot is held without reason"
+        ranks = [s.rank for s in self.waiting]
+        assert ranks == sorted(ranks), "the queue is not in order"
+        for sequence in self.waiting:
+            assert sequence.state is State.WAITING, f"{sequence.sequence_id} waits as {sequence.state}"
+            assert sequence.slot == -1, f"{sequence.sequence_id} waits with a slot"
+            assert not sequence.page_ids, f"{sequence.sequence_id} waits with pages"
+
+    def _check_running(self, sequence: Sequence) -> None:
+        name = sequence.sequence_id
+        n_known = len(sequence.token_ids)
+        assert sequence.state is State.RUNNING, f"{name} runs as {sequence.state}"
+        assert sequence.n_room == len(sequence.page_ids) * self._page_size, f"{name}: n_room is not its pages'"
+        assert 0 <= sequence.n_computed <= sequence.n_room, f"{name}: {sequence.n_computed} of {sequence.n_room} slots"
+        assert sequence.n_computed < sequence.n_total <= sequence.max_total_tokens, f"{name}: planned too far"
+        assert n_known <= sequence.n_total, f"{name}: knows more tokens than were sampled"
+        assert len(set(sequence.page_ids)) == len(sequence.page_ids), f"{name}: a page twice"
+        sequence.page_keys.check(sequence.token_ids)
+        if not self._is_caching:
+            return
+        n_keyed = sequence.key_next_at // self._page_size - 1
+        assert n_keyed * self._page_size <= min(n_known, sequence.n_computed), f"{name}: a key for unknown tokens"
+        for i, page_id in enumerate(sequence.page_ids):
+            key = self.pool.key_of(page_id)
+            assert key is None or key == sequence.page_keys.keys[i], f"{name}: page {i} has a key of another content"
+            assert key is None or i < n_keyed, f"{name}: page {i} is keyed too early"
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

@@ -1,0 +1,73 @@
+"""What the engine counts, as values: a snapshot for gauges and counters, one record a step for histograms.
+
+Knows no metrics library; `api` turns these into one. The engine's thread is the only writer; a snapshot is replaced
+whole, so any thread may read the latest.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine at one moment. What begins with n_total only ever grows."""
+
+    n_running: int = 0
+    n_waiting: int = 0
+    n_slots: int = 0
+    n_pages: int = 0
+    n_pages_used: int = 0
+    n_pages_cached: int = 0
+    page_size_tokens: int = 0
+    n_total_steps: int = 0
+    n_total_steps_failed: int = 0
+    n_total_prompt_tokens: int = 0
+    n_total_generation_tokens: int = 0
+    n_total_computed_tokens: int = 0
+    n_total_prefix_queries_tokens: int = 0
+    n_total_prefix_hits_tokens: int = 0
+    n_total_preemptions: int = 0
+    n_total_tokens_lost: int = 0  # computed, then thrown away by preemption
+    n_total_stale_rows: int = 0  # computed for sequences that had ended meanwhile
+
+    @property
+    def kv_usage_frac(self) -> float:
+        """Pages in use, as a part of all."""
+        return self.n_pages_used / self.n_pages if self.n_pages else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStats:
+    """One sequence that has ended. Times are None where it ended before they happened."""
+
+    finish_reason: str  # "stop" | "length" | "abort" | "error"
+    n_prompt_tokens: int
+    n_output_tokens: int
+    n_cached_tokens: int
+    n_preemptions: int
+    max_tokens: int | None
+    e2e_s: float
+    queue_s: float | None
+    prefill_s: float | None  # first scheduled to first token
+    decode_s: float | None  # first token to last
+
+
+@dataclass(slots=True)
+class StepStats:
+    """What was learnt by collecting one step, or by an abort between steps."""
+
+    time_s: float
+    compute_s: float = 0.0
+    n_tokens: int = 0  # computed by the step
+    n_sequences: int = 0
+    time_to_first_token_s: list[float] = field(default_factory=list)
+    inter_token_s: list[float] = field(default_factory=list)
+    finished: list[SequenceStats] = field(default_factory=list)
+
+
+class StatsListener(Protocol):
+    """Hears of every step, on the engine's thread: it must not wait."""
+
+    def on_step(self, stats: StepStats) -> None:
+        """Take note of a step."""
+        ...

@@ -1,0 +1,293 @@
+"""A runner without a model, for tests of everything above it: its tokens are a pure function of what it reads.
+
+Each token slot of each page holds a value: a digest of the token and of all values before it, *as read through the
+page table*. So the next token depends on the whole visible history, and any mistake in the bookkeeping of pages, slots
+or order of steps changes the output. `expected_tokens` gives the same function without pages.
+
+Steps are kept and run as late as the contract allows, so that a caller who touches a table that a submitted step still
+reads is found out; with `runs_early` some run at once, as they may on a real runner. With `is_strict`, reading a token
+slot that was last written for another position raises at once.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from tiercel.base.errors import RequestFailed, ShapeError
+from tiercel.protocol.params import SamplingParams
+from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
+
+_NAN = 0  # the value of a token whose numbers overflowed, and of all after it
+_N_STEPS_MAX = 2
+
+
+@dataclass(slots=True)
+class _Row:
+    """One slot."""
+
+    tokens: list[int | None]
+    n_prompt: int
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    page_ids: list[int] = field(default_factory=list)
+
+
+class FakeRunner:
+    """Meets `runner.interface.Runner`."""
+
+    def __init__(
+        self,
+        limits: RunnerLimits,
+        *,
+        runs_early: Callable[[], bool] = lambda: False,
+        is_strict: bool = True,
+        fail_steps: Sequence[int] = (),
+        nan_token_id: int | None = None,
+    ) -> None:
+        self._limits = limits
+        self._runs_early = runs_early
+        self._is_strict = is_strict
+        self.fail_steps = set(fail_steps)
+        self._nan_token_id = nan_token_id
+        self._rows: list[_Row | None] = [None] * limits.n_slots
+        shape = (limits.n_pages, limits.page_size_tokens)
+        # Memory that was never written holds anything at all.
+        self.values = np.random.default_rng(1).integers(1, 2**63, shape, np.uint64)
+        self._positions = np.full(shape, -1, np.int32)
+        self._waiting: deque[StepPlan] = deque()
+        self._done: deque[StepResult | None] = deque()
+        self.n_steps_run = 0
+        self.is_closed = False
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """What the runner can hold."""
+        return self._limits
+
+    def admit(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        n_prompt_tokens: int,
+        params: SamplingParams,
+        seed: int,
+        stop_ids: Sequence[int],
+    ) -> None:
+        """Put a sequence's known tokens into a free slot."""
+        assert self._rows[slot] is None, f"fake: slot {slot} is admitted twice"
+        assert 1 <= n_prompt_tokens <= len(token_ids) <= self._limits.max_len_tokens, "fake: wrong token counts"
+        tokens: list[int | None] = [*token_ids]
+        tokens += [None] * (self._limits.max_len_tokens - len(tokens))
+        self._rows[slot] = _Row(tokens, n_prompt_tokens, params, seed, frozenset(stop_ids))
+
+    def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
+        """Write entries of the slot's page table row."""
+        row = self._row(slot)
+        used = max((self._end(plan, slot) for plan in self._waiting), default=0)
+        n_used = -(-used // self._limits.page_size_tokens)
+        assert first_idx >= n_used, f"fake: page {first_idx} of slot {slot} is in use by a submitted step"
+        assert first_idx <= len(row.page_ids), f"fake: slot {slot} has no page before entry {first_idx}"
+        row.page_ids[first_idx:] = page_ids
+
+    def release(self, slot: int) -> None:
+        """Make the slot free."""
+        self._row(slot)
+        assert not any(slot in plan.seq_slot for plan in self._waiting), f"fake: slot {slot} is named by a waiting step"
+        self._rows[slot] = None
+
+    def submit(self, plan: StepPlan) -> None:
+        """Queue a step."""
+        assert not self.is_closed, "fake: submit after close"
+        assert len(self._waiting) + len(self._done) < _N_STEPS_MAX, "fake: too many steps under way"
+        self._check_fits(plan)
+        self._waiting.append(plan)
+        while self._waiting and self._runs_early():
+            self._run_next()
+
+    def collect(self) -> StepResult:
+        """Return the oldest step's rows."""
+        assert self._done or self._waiting, "fake: nothing was submitted"
+        if not self._done:
+            self._run_next()
+        result = self._done.popleft()
+        if result is None:
+            raise RequestFailed("fake: this step was told to fail; other steps run; nothing can be done")
+        return result
+
+    def close(self) -> None:
+        """Stop."""
+        self.is_closed = True
+
+    def _row(self, slot: int) -> _Row:
+        row = self._rows[slot]
+        assert row is not None, f"fake: slot {slot} is free"
+        return row
+
+    def _end(self, plan: StepPlan, slot: int) -> int:
+        """First position after those that the plan computes for the slot."""
+        found = np.flatnonzero(plan.seq_slot == slot)
+        return int(plan.seq_start[found[0]] + plan.seq_tokens[found[0]]) if len(found) else 0
+
+    def _check_fits(self, plan: StepPlan) -> None:
+        limits = self._limits
+        n_rows = int(np.where(plan.seq_scores, plan.seq_tokens, plan.seq_samples).sum())
+        ends = plan.seq_start + plan.seq_tokens
+        if plan.n_tokens > limits.max_step_tokens or n_rows > limits.max_logits_rows:
+            raise ShapeError(
+                f"fake: {plan.n_tokens} tokens and {n_rows} rows; at most {limits.max_step_tokens} and "
+                f"{limits.max_logits_rows} fit; plan less"
+            )
+        if len(ends) == 0 or (ends > limits.max_len_tokens).any() or (plan.seq_tokens < 1).any():
+            raise ShapeError("fake: an empty step, an empty sequence or one that is too long; plan what fits")
+        assert len(set(plan.seq_slot.tolist())) == len(plan.seq_slot), "fake: a slot twice in one step"
+        for slot, end in zip(plan.seq_slot.tolist(), ends.tolist(), strict=True):
+            n_room = len(self._row(slot).page_ids) * limits.page_size_tokens
+            assert end <= n_room, f"fake: slot {slot} computes up to {end} and has pages for {n_room}"
+
+    def _run_next(self) -> None:
+        plan = self._waiting.popleft()
+        self.n_steps_run += 1
+        self._done.append(None if plan.step_id in self.fail_steps else self._run(plan))
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        rows: list[tuple[int, int, int, int]] = []
+        for s in range(len(plan.seq_slot)):
+            rows += self._run_sequence(plan, s)
+        row_seq, row_pos, row_token = (np.array([row[i] for row in rows], np.int32) for i in range(3))
+        if plan.n_logprobs is None:
+            return StepResult(plan.step_id, row_seq, row_pos, row_token)
+        n = plan.n_logprobs
+        tops = [_top(value, n, self._limits.vocab_size) for *_, value in rows]
+        logprobs = [_logprob(token, value, self._limits.vocab_size) for _, _, token, value in rows]
+        return StepResult(
+            plan.step_id,
+            row_seq,
+            row_pos,
+            row_token,
+            row_logprob=np.array([lp for lp, _ in logprobs], np.float32),
+            row_rank=np.array([rank for _, rank in logprobs], np.int32),
+            top_ids=np.array([ids for ids, _ in tops], np.int32).reshape(len(rows), n),
+            top_logprobs=np.array([lps for _, lps in tops], np.float32).reshape(len(rows), n),
+        )
+
+    def _run_sequence(self, plan: StepPlan, s: int) -> list[tuple[int, int, int, int]]:
+        """Compute one sequence's tokens; return rows of (sequence, position, token, value)."""
+        row = self._row(int(plan.seq_slot[s]))
+        start, n = int(plan.seq_start[s]), int(plan.seq_tokens[s])
+        size = self._limits.page_size_tokens
+        history = blake2b(digest_size=8)
+        has_nan = False
+        for position in range(start):
+            page, offset = row.page_ids[position // size], position % size
+            stored = int(self._positions[page, offset])
+            assert not self._is_strict or stored == position, f"fake: read position {position}, found {stored}"
+            has_nan |= self.values[page, offset] == _NAN
+            history.update(self.values[page, offset].tobytes())
+        rows = []
+        for position in range(start, start + n):
+            token = row.tokens[position]
+            assert token is not None or not self._is_strict, f"fake: token {position} is not there yet"
+            has_nan |= token is not None and token == self._nan_token_id
+            value = _NAN if has_nan else _value(history, token or 0)
+            page, offset = row.page_ids[position // size], position % size
+            self.values[page, offset] = value
+            self._positions[page, offset] = position
+            history.update(np.uint64(value).tobytes())
+            is_last = position == start + n - 1
+            if is_last and plan.seq_samples[s]:
+                sampled = -1 if has_nan else _sample(value, row, position + 1 - row.n_prompt, self._limits.vocab_size)
+                row.tokens[position + 1] = max(sampled, 0)
+                rows.append((s, position, sampled, value))
+            elif plan.seq_scores[s]:
+                following = row.tokens[position + 1]
+                assert following is not None, f"fake: token {position + 1} is scored and not known"
+                rows.append((s, position, -1 if has_nan else following, value))
+        return rows
+
+
+def make_limits(**changes: int) -> RunnerLimits:
+    """Give small limits for a test, with changes."""
+    limits = {
+        "n_slots": 4,
+        "max_len_tokens": 64,
+        "max_step_tokens": 64,
+        "max_logits_rows": 64,
+        "page_size_tokens": 4,
+        "n_pages": 64,
+        "vocab_size": 97,
+    }
+    return RunnerLimits(**(limits | changes))
+
+
+def early_at_random(seed: int) -> Callable[[], bool]:
+    """Give a `runs_early` that lets a step run early now and then."""
+    rng = random.Random(seed)
+    return lambda: rng.random() < 0.4
+
+
+def expected_tokens(
+    prompt_ids: Sequence[int],
+    n: int,
+    params: SamplingParams,
+    *,
+    seed: int = 0,
+    stop_ids: Sequence[int] = (),
+    vocab_size: int = 97,
+) -> list[int]:
+    """Give the first `n` tokens that a lone sequence gets, whatever else runs and however it is computed."""
+    history = blake2b(digest_size=8)
+    row = _Row([], len(prompt_ids), params, seed, frozenset(stop_ids))
+    tokens = list(prompt_ids)
+    value = 0
+    for position in range(len(prompt_ids) + n - 1):
+        value = _value(history, tokens[position])
+        history.update(np.uint64(value).tobytes())
+        if position + 1 >= len(prompt_ids):
+            tokens.append(_sample(value, row, position + 1 - len(prompt_ids), vocab_size))
+    return tokens[len(prompt_ids) :]
+
+
+def expected_values(token_ids: Sequence[int]) -> list[int]:
+    """Give what the token slots of a sequence hold."""
+    history = blake2b(digest_size=8)
+    values = []
+    for token in token_ids:
+        values.append(_value(history, token))
+        history.update(np.uint64(values[-1]).tobytes())
+    return values
+
+
+def _value(history: "blake2b", token: int) -> int:
+    digest = history.copy()
+    digest.update(b"token")
+    digest.update(token.to_bytes(4, "little"))
+    return int.from_bytes(digest.digest(), "little") or 1
+
+
+def _sample(value: int, row: _Row, n_output: int, vocab_size: int) -> int:
+    drawn = blake2b(value.to_bytes(8, "little"), digest_size=8)
+    if not row.params.is_greedy:
+        drawn.update(row.seed.to_bytes(16, "little", signed=True))
+    token = int.from_bytes(drawn.digest(), "little") % vocab_size
+    while n_output < row.params.min_tokens and token in row.stop_ids:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def _top(value: int, n: int, vocab_size: int) -> tuple[list[int], list[float]]:
+    first = _greedy(value, vocab_size)
+    return [(first + k) % vocab_size for k in range(n)], [-0.25 * (k + 1) for k in range(n)]
+
+
+def _logprob(token: int, value: int, vocab_size: int) -> tuple[float, int]:
+    n_before = (token - _greedy(value, vocab_size)) % vocab_size
+    return -0.25 * (n_before + 1), n_before + 1
+
+
+def _greedy(value: int, vocab_size: int) -> int:
+    return int.from_bytes(blake2b(value.to_bytes(8, "little"), digest_size=8).digest(), "little") % vocab_size

@@ -1,0 +1,269 @@
+"""What any runner must do, as tests: subclass `RunnerContract`, give `make_runner`, and pytest collects it.
+
+Nothing here knows a model: each test compares the runner with itself. `make_runner` must give limits of at least 3
+slots, 32 tokens a sequence, 12 pages, 24 tokens a step, 24 rows of logits, and a vocabulary of more than 32.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from tiercel.base.errors import ShapeError
+from tiercel.protocol.params import SamplingParams
+from tiercel.protocol.step import StepPlan, StepResult
+from tiercel.runner.interface import Runner
+
+PROMPT = [3, 17, 5, 29, 11, 2, 7, 23, 13, 19, 1]
+OTHER = [8, 4, 21, 16, 9]
+GREEDY = SamplingParams(temperature=0.0)
+RANDOM = SamplingParams(temperature=1.0)
+
+
+class Driver:
+    """Drives one runner by hand: steps are numbered, pages are handed out in turn and never given back."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._n_steps = 0
+        self._n_pages = 0
+        self.page_ids: dict[int, list[int]] = {}
+
+    def admit(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        n_room: int,
+        *,
+        n_prompt: int | None = None,
+        params: SamplingParams = GREEDY,
+        seed: int = 5,
+        stop_ids: Sequence[int] = (),
+        shared: Sequence[int] = (),
+    ) -> None:
+        """Admit a sequence with pages for `n_room` tokens, the first of them `shared`."""
+        n = -(-n_room // self.runner.limits.page_size_tokens) - len(shared)
+        pages = [*shared, *range(self._n_pages, self._n_pages + n)]
+        self._n_pages += n
+        self.page_ids[slot] = pages
+        self.runner.admit(slot, token_ids, n_prompt or len(token_ids), params, seed, stop_ids)
+        self.runner.set_pages(slot, 0, pages)
+
+    def submit(
+        self,
+        *rows: tuple[int, int, int],
+        samples: Sequence[int] = (),
+        scores: Sequence[int] = (),
+        n_logprobs: int | None = None,
+    ) -> None:
+        """Submit a step of (slot, start, tokens); `samples` and `scores` name slots."""
+        self.runner.submit(
+            StepPlan(
+                step_id=self._n_steps,
+                seq_slot=np.array([slot for slot, _, _ in rows], np.int32),
+                seq_start=np.array([start for _, start, _ in rows], np.int32),
+                seq_tokens=np.array([n for _, _, n in rows], np.int32),
+                seq_samples=np.array([slot in samples for slot, _, _ in rows], np.bool_),
+                seq_scores=np.array([slot in scores for slot, _, _ in rows], np.bool_),
+                n_logprobs=n_logprobs,
+            )
+        )
+        self._n_steps += 1
+
+    def step(
+        self,
+        *rows: tuple[int, int, int],
+        samples: Sequence[int] = (),
+        scores: Sequence[int] = (),
+        n_logprobs: int | None = None,
+    ) -> StepResult:
+        """Run one step to its end."""
+        self.submit(*rows, samples=samples, scores=scores, n_logprobs=n_logprobs)
+        return self.runner.collect()
+
+    def generate(self, slot: int, n_known: int, n: int) -> list[int]:
+        """Compute a freshly admitted sequence's known tokens in one step, then `n` tokens one by one."""
+        tokens: list[int] = self.step((slot, 0, n_known), samples=[slot]).row_token.tolist()
+        for position in range(n_known, n_known + n - 1):
+            tokens += self.step((slot, position, 1), samples=[slot]).row_token.tolist()
+        return tokens
+
+
+class RunnerContract:
+    """The tests."""
+
+    def make_runner(self) -> Runner:
+        """Give a fresh runner; the same model each time."""
+        raise NotImplementedError
+
+    def _alone(self, token_ids: Sequence[int], n: int, *, params: SamplingParams = GREEDY, seed: int = 5) -> list[int]:
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, token_ids, len(token_ids) + n, params=params, seed=seed)
+        tokens = driver.generate(0, len(token_ids), n)
+        runner.close()
+        return tokens
+
+    def test_tokens_do_not_depend_on_chunks(self) -> None:
+        """One step, or several."""
+        want = self._alone(PROMPT, 3)
+        for cuts in ([4], [1, 2, 3], [8], list(range(1, len(PROMPT)))):
+            runner = self.make_runner()
+            driver = Driver(runner)
+            driver.admit(0, PROMPT, 16)
+            edges = [0, *cuts, len(PROMPT)]
+            for start, end in itertools.pairwise(edges):
+                result = driver.step((0, start, end - start), samples=[0] if end == len(PROMPT) else [])
+                assert len(result.row_token) == (end == len(PROMPT))
+            got = result.row_token.tolist()
+            for position in (len(PROMPT), len(PROMPT) + 1):
+                got += driver.step((0, position, 1), samples=[0]).row_token.tolist()
+            assert got == want
+            runner.close()
+
+    def test_tokens_do_not_depend_on_company(self) -> None:
+        """Two sequences in each step, in either order, prefill beside decode."""
+        for params in (GREEDY, RANDOM):
+            want, want_other = self._alone(PROMPT, 3, params=params), self._alone(OTHER, 2, params=params)
+            runner = self.make_runner()
+            driver = Driver(runner)
+            driver.admit(2, PROMPT, 16, params=params)
+            driver.admit(0, OTHER, 8, params=params)
+            first = driver.step((2, 0, len(PROMPT)), samples=[2]).row_token.tolist()
+            second = driver.step((0, 0, len(OTHER)), (2, len(PROMPT), 1), samples=[0, 2])
+            third = driver.step((2, len(PROMPT) + 1, 1), (0, len(OTHER), 1), samples=[0, 2])
+            assert second.row_seq.tolist() == third.row_seq.tolist() == [0, 1]
+            assert [*first, second.row_token[1], third.row_token[0]] == want
+            assert [second.row_token[0], third.row_token[1]] == want_other
+            runner.close()
+
+    def test_a_step_may_read_what_the_one_before_it_samples(self) -> None:
+        """Two steps under way: the token does not pass through the caller."""
+        want = self._alone(PROMPT, 4)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        driver.submit((0, 0, len(PROMPT)), samples=[0])
+        got = []
+        for position in range(len(PROMPT), len(PROMPT) + 3):
+            driver.submit((0, position, 1), samples=[0])
+            result = runner.collect()
+            assert result.row_pos.tolist() == [position - 1]
+            got += result.row_token.tolist()
+        assert got + runner.collect().row_token.tolist() == want
+        runner.close()
+
+    def test_a_sequence_that_returns_with_its_tokens_goes_on_as_before(self) -> None:
+        """Preemption by recomputing, for a sampled sequence: its noise belongs to the position."""
+        want = self._alone(PROMPT, 4, params=RANDOM)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        known = PROMPT + want[:2]
+        driver.admit(1, known, 16, n_prompt=len(PROMPT), params=RANDOM)
+        assert driver.generate(1, len(known), 2) == want[2:]
+        runner.close()
+
+    def test_a_slot_used_again_remembers_nothing(self) -> None:
+        """Release, and another sequence in the same slot."""
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        driver.generate(0, len(PROMPT), 3)
+        runner.release(0)
+        driver.admit(0, OTHER, 8)
+        assert driver.generate(0, len(OTHER), 2) == self._alone(OTHER, 2)
+        runner.close()
+
+    def test_a_hit_gives_the_tokens_of_a_miss(self) -> None:
+        """A second sequence starts behind the pages that a first one filled, even in the very next step."""
+        size = self.make_runner().limits.page_size_tokens
+        prompt = (PROMPT * size)[: size + 3]
+        want = self._alone(prompt, 2)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, prompt, len(prompt) + 2)
+        driver.admit(1, prompt, len(prompt) + 2, shared=driver.page_ids[0][:1])
+        driver.submit((0, 0, len(prompt)), samples=[0])
+        driver.submit((1, size, len(prompt) - size), samples=[1])
+        assert runner.collect().row_token.tolist() == want[:1]
+        assert runner.collect().row_token.tolist() == want[:1]
+        assert driver.step((1, len(prompt), 1), samples=[1]).row_token.tolist() == want[1:]
+        runner.close()
+
+    def test_scored_rows_are_the_tokens_that_follow(self) -> None:
+        """Rows in order of position; log-probabilities do not depend on chunks."""
+        whole = self._scores([len(PROMPT)])
+        assert [row[1] for row in whole] == PROMPT[1:]
+        assert all(logprob <= 0 and rank >= 1 for _, _, logprob, rank in whole)
+        assert self._scores([1, 4, 6]) == whole
+
+    def _scores(self, counts: list[int]) -> list[tuple[int, int, float, int]]:
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        rows, start = [], 0
+        for n in counts:
+            is_last = start + n == len(PROMPT)
+            got = driver.step((0, start, n), samples=[0] if is_last else [], scores=[0], n_logprobs=2)
+            assert got.row_logprob is not None
+            assert got.row_rank is not None
+            assert got.row_pos.tolist() == list(range(start, start + n))
+            values = (got.row_pos, got.row_token, got.row_logprob, got.row_rank)
+            rows += list(zip(*(column.tolist() for column in values), strict=True))
+            start += n
+        runner.close()
+        return rows[:-1]
+
+    def test_a_greedy_token_is_the_likeliest(self) -> None:
+        """The shapes of what comes with log-probabilities."""
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        for n, start, count in ((3, 0, len(PROMPT)), (0, len(PROMPT), 1)):
+            got = driver.step((0, start, count), samples=[0], n_logprobs=n)
+            assert got.row_rank is not None
+            assert got.top_ids is not None
+            assert got.top_logprobs is not None
+            assert got.row_rank.tolist() == [1]
+            assert got.top_ids.shape == got.top_logprobs.shape == (1, n)
+            assert n == 0 or got.top_ids[0, 0] == got.row_token[0]
+            assert (np.diff(got.top_logprobs[0]) <= 0).all()
+        runner.close()
+
+    def test_min_tokens_forbids_the_stop_ids(self) -> None:
+        """And only until they are out."""
+        plain = self._alone(PROMPT, 1)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        held = SamplingParams(temperature=0.0, min_tokens=1)
+        driver.admit(0, PROMPT, 16, params=held, stop_ids=plain)
+        driver.admit(1, PROMPT, 16, params=GREEDY, stop_ids=plain)
+        got = driver.step((0, 0, len(PROMPT)), (1, 0, len(PROMPT)), samples=[0, 1]).row_token.tolist()
+        assert got[0] != plain[0]
+        assert got[1] == plain[0]
+        runner.close()
+
+    def test_a_plan_over_the_limits_is_refused_and_nothing_is_queued(self) -> None:
+        """The next step runs as if it had not been."""
+        runner = self.make_runner()
+        limits = runner.limits
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        for start, n in ((0, limits.max_step_tokens + 1), (limits.max_len_tokens, 1)):
+            try:
+                driver.submit((0, start, n), samples=[0])
+            except ShapeError:
+                pass
+            else:
+                raise AssertionError(f"a step of {n} tokens at {start} was accepted")
+        assert driver.generate(0, len(PROMPT), 1) == self._alone(PROMPT, 1)
+        runner.close()
+
+    def test_close_may_be_called_twice(self) -> None:
+        """And with steps under way."""
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        driver.submit((0, 0, len(PROMPT)), samples=[0])
+        runner.close()
+        runner.close()

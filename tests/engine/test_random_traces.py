@@ -1,0 +1,203 @@
+"""Random histories of an engine with a tiny pool: every request ends with the tokens it gets alone, nothing leaks.
+
+`check()` runs after each step; the fake runner reads through page tables and runs steps late, or at random.
+"""
+
+from dataclasses import dataclass
+
+from engine_kit import Bench
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiercel.kv.page_keys import extend, root_key
+from tiercel.protocol.params import SamplingParams
+from tiercel.testing.fake_runner import FakeRunner, early_at_random, expected_tokens, expected_values, make_limits
+
+PREFIXES = [[], list(range(4)), list(range(13)), [*range(8), 60, 61, 62, 63]]
+
+
+@dataclass(frozen=True)
+class Event:
+    n_rounds: int  # before it
+    prefix: int
+    suffix: tuple[int, ...]
+    max_tokens: int
+    priority: int
+    abort_of: int | None  # an earlier request
+    has_logprobs: bool
+    scores: bool
+    is_salted: bool
+    is_greedy: bool
+
+
+events = st.builds(
+    Event,
+    n_rounds=st.integers(0, 4),
+    prefix=st.integers(0, len(PREFIXES) - 1),
+    suffix=st.lists(st.integers(64, 66), min_size=1, max_size=8).map(tuple),
+    max_tokens=st.integers(1, 14),
+    priority=st.integers(-2, 2),
+    abort_of=st.none() | st.none() | st.none() | st.integers(0, 30),
+    has_logprobs=st.booleans(),
+    scores=st.sampled_from([False, False, False, True]),
+    is_salted=st.sampled_from([False, False, False, True]),
+    is_greedy=st.booleans(),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    n_pages: int
+    page_size: int
+    n_slots: int
+    max_num_seqs: int
+    budget: int
+    chunk: int
+    rows: int
+    is_async: bool
+    caches: bool
+    by_priority: bool
+    early: int | None
+    has_eos: bool
+
+
+setups = st.builds(
+    Setting,
+    n_pages=st.integers(9, 20),
+    page_size=st.sampled_from([2, 3, 4]),
+    n_slots=st.integers(1, 5),
+    max_num_seqs=st.integers(1, 5),
+    budget=st.integers(5, 24),
+    chunk=st.sampled_from([0, 0, 1, 3]),
+    rows=st.sampled_from([5, 6, 64]),
+    is_async=st.booleans(),
+    caches=st.booleans(),
+    by_priority=st.booleans(),
+    early=st.none() | st.integers(0, 99),
+    has_eos=st.booleans(),
+)
+
+
+def make_bench(setup, **runner_options):
+    limits = make_limits(
+        n_slots=setup.n_slots,
+        n_pages=setup.n_pages,
+        page_size_tokens=setup.page_size,
+        max_logits_rows=setup.rows,
+        max_step_tokens=32,
+    )
+    if setup.early is not None:
+        runner_options["runs_early"] = early_at_random(setup.early)
+    return Bench(
+        runner=FakeRunner(limits, **runner_options),
+        eos_ids=range(0, 97, 9) if setup.has_eos else (),
+        max_num_seqs=setup.max_num_seqs,
+        max_num_batched_tokens=setup.budget,
+        long_prefill_token_threshold=setup.chunk,
+        async_scheduling=setup.is_async,
+        enable_prefix_caching=setup.caches,
+        scheduling_policy="priority" if setup.by_priority else "fcfs",
+    )
+
+
+def play(bench, setup, trace):
+    """Run a trace; return the requests that were sent."""
+    sent = {}
+    for i, event in enumerate(trace):
+        for _ in range(event.n_rounds):
+            bench.step()
+        prompt = PREFIXES[event.prefix] + list(event.suffix)
+        room = setup.n_pages * setup.page_size + 1 - len(prompt)
+        if room >= 1:
+            options = {"logprobs": 1} if event.has_logprobs else {}
+            options |= {"prompt_logprobs": 1} if event.scores else {}
+            options |= {"temperature": 0.0} if event.is_greedy else {}
+            bench.add(
+                f"s{i}",
+                prompt,
+                max_tokens=min(event.max_tokens, room),
+                priority=event.priority,
+                salt="x" if event.is_salted else None,
+                seed=i % 3,
+                **options,
+            )
+            sent[f"s{i}"] = (prompt, min(event.max_tokens, room), i % 3, event)
+        if event.abort_of is not None:
+            bench.core.finish([f"s{event.abort_of}"])
+    bench.run()
+    return sent
+
+
+def assert_right(bench, setup, sent):
+    assert set(bench.finals) == set(sent)
+    for name, (prompt, n, seed, event) in sent.items():
+        final = bench.finals[name]
+        got = bench.tokens[name]
+        params = SamplingParams(temperature=0.0 if event.is_greedy else 1.0)
+        want = expected_tokens(prompt, n, params, seed=seed)
+        if setup.has_eos:
+            ends = [k for k, token in enumerate(want) if token % 9 == 0]
+            want = want[: ends[0] + 1] if ends else want
+        assert final.error is None or "the step that computed it failed" in str(final.error)
+        if final.error is not None or final.finish_reason == "abort":
+            assert got == want[: len(got)]
+        else:
+            assert got == want, name
+            assert final.finish_reason == ("stop" if setup.has_eos and want[-1] % 9 == 0 else "length")
+        if event.scores and got:
+            scored = bench.firsts[name].prompt_logprobs
+            assert [entry.token_id for entry in scored] == prompt[1:]
+
+
+def assert_cached_pages_hold_what_their_keys_say(bench, sent):
+    """No key names a page that anything else was written to, stale rows included."""
+    pool, size = bench.scheduler.pool, bench.runner.limits.page_size_tokens
+    content = {}
+    for name, (prompt, _, _, event) in sent.items():
+        tokens = prompt + bench.tokens.get(name, [])
+        root = root_key("w", "f16", size, salt="x" if event.is_salted else None)
+        values = expected_values(tokens)
+        for i, key in enumerate(extend(root, tokens, size)):
+            content[key] = values[i * size : (i + 1) * size]
+    for page in range(pool.n_pages):
+        key = pool.key_of(page)
+        if key is not None:
+            assert bench.runner.values[page].tolist() == content[key]
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(setups, st.lists(events, min_size=1, max_size=14))
+def test_every_request_ends_with_the_tokens_it_gets_alone(setup, trace):
+    bench = make_bench(setup)
+    sent = play(bench, setup, trace)
+    bench.assert_idle()
+    assert_right(bench, setup, sent)
+    assert_cached_pages_hold_what_their_keys_say(bench, sent)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(setups, st.lists(events, min_size=1, max_size=10), st.sets(st.integers(0, 25), min_size=1, max_size=4))
+def test_failing_steps_harm_only_their_own_sequences(setup, trace, fail_steps):
+    bench = make_bench(setup, fail_steps=fail_steps, is_strict=False)
+    sent = play(bench, setup, trace)
+    bench.assert_idle()
+    assert_right(bench, setup, sent)
+    assert_cached_pages_hold_what_their_keys_say(bench, sent)
+    failed = {name for name, final in bench.finals.items() if final.error is not None}
+    assert len(failed) <= len(fail_steps) * min(setup.max_num_seqs, setup.n_slots)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(setups, st.lists(events, min_size=1, max_size=10))
+def test_a_nan_harms_only_its_own_sequence(setup, trace):
+    bench = make_bench(setup, nan_token_id=65)
+    sent = play(bench, setup, trace)
+    bench.assert_idle()
+    for name, (prompt, n, seed, event) in sent.items():
+        final = bench.finals[name]
+        if 65 in prompt:
+            assert final.error is not None or final.finish_reason == "abort"
+        elif final.error is None and final.finish_reason != "abort":
+            params = SamplingParams(temperature=0.0 if event.is_greedy else 1.0)
+            want = expected_tokens(prompt, n, params, seed=seed)
+            assert bench.tokens[name] == want[: len(bench.tokens[name])]
