@@ -22,7 +22,8 @@ from tiercel.testing.native import float_tensors, native_logits, native_runner
 
 MODELS = ["llama_odd_heads_9_3", "mistral_window_8", "qwen2_yarn_window_tied", "gemma3_pattern_3_softcap"]
 FORMATS = [Format.F32, Format.Q8_0, Format.Q4_0]
-CASES = [(m, f, kv) for m in MODELS for f in FORMATS for kv in ("float32", "float16") if (f, kv) != (Format.F32, "float32")]
+KV_DTYPES = ("float32", "float16")
+CASES = [(m, f, kv) for m in MODELS for f in FORMATS for kv in KV_DTYPES if (f, kv) != (Format.F32, "float32")]
 VOCAB = 128
 # Long enough for several 256-token splits of attention, and for chunks that use the panel kernels.
 LONG = 300
@@ -67,7 +68,7 @@ def same_bits(a, b):
 
 
 def chunked(n, cuts):
-    ends = sorted({c % n for c in cuts} - {0}) + [n]
+    ends = [*sorted({c % n for c in cuts} - {0}), n]
     return [b - a for a, b in zip([0, *ends], ends, strict=False)]
 
 
@@ -122,7 +123,7 @@ def test_batched_gives_the_bits_of_alone(tiny, lengths, steps, seed):
 
 
 def run_together(runner, sequences, steps):
-    """Compute all sequences at once: in step k, sequence i advances by up to steps[k][i] tokens, then all by the rest."""
+    """Compute all sequences at once: in step k, sequence i advances by up to steps[k][i] tokens; then all by the rest."""
     per_slot = runner.limits.n_pages // runner.limits.n_slots
     for slot, ids in enumerate(sequences):
         runner.admit(slot, ids, len(ids), SamplingParams(temperature=0.0), 0, ())

@@ -69,13 +69,13 @@ def _describe_installation() -> dict[str, str]:
 
 
 def _describe_kernels() -> str:
-    """Say which instruction-set level the compiled core chose."""
+    """Say which instruction-set level the native runner would take here."""
     try:
-        from tiercel import _native
+        from tiercel.runner.native import chosen_level
+
+        return chosen_level()
     except (ImportError, TiercelError) as error:
         return f"not available: {error}"
-    level = getattr(_native, "isa_level", None) or getattr(_native, "isa", None)
-    return str(level() if callable(level) else level)
 
 
 def _describe_machine() -> dict[str, str]:

@@ -13,13 +13,15 @@ from tiercel import __version__
 from tiercel.base import env
 from tiercel.base.errors import ConfigError, TiercelError
 
-# Name -> (module, what it does). A subcommand's module has `configure(parser)` and `execute(args) -> int`.
+# Name -> (module, what it does). A subcommand's module has `configure(parser)` and `execute(args) -> int`;
+# that of a family of commands has `main(words) -> int`.
 COMMANDS = {
     "run": ("tiercel.cli.run", "answer a prompt, or chat, with a model on this machine"),
     "serve": ("tiercel.cli.serve", "serve a model over HTTP, with OpenAI's routes"),
     "pull": ("tiercel.cli.pull", "fetch a model to this machine"),
     "list": ("tiercel.cli.list_", "list the models that have a short name, and those that are here"),
     "show": ("tiercel.cli.show", "describe a model: its shape, program, and kernels"),
+    "bench": ("tiercel.cli.bench", "measure speed, memory and start-up, beside other engines"),
     "env": ("tiercel.cli.env", "describe this machine and installation, for a bug report"),
 }
 
@@ -68,9 +70,12 @@ def _dispatch(words: list[str]) -> int:
     from tiercel.cli.parsing import CommandParser
 
     module = importlib.import_module(COMMANDS[first][0])
+    if hasattr(module, "main"):
+        code: int = module.main(rest)
+        return code
     parser = CommandParser(f"tiercel {first}", COMMANDS[first][1])
     module.configure(parser)
-    code: int = module.execute(parser.parse(rest))
+    code = module.execute(parser.parse(rest))
     return code
 
 

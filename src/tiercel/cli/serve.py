@@ -1,11 +1,13 @@
 """`tiercel serve`: a model behind OpenAI's HTTP routes. Checks its flags, finds the model, hands over to the server."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tiercel.base import env
 from tiercel.base.config import engine_options
 from tiercel.base.errors import ConfigError
 from tiercel.base.units import parse_int_human
@@ -14,13 +16,16 @@ from tiercel.cli.parsing import CommandParser, checked
 from tiercel.cli.run import add_model_source, find_model
 from tiercel.cli.run_request import RunRequest
 
+if TYPE_CHECKING:
+    from tiercel.api.http.facade import EngineFacade
+
 _KEY_VARIABLES = ("TIERCEL_API_KEY", "VLLM_API_KEY")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What the HTTP server is told.
+    """What the command line asks of a server.
 
     `served_names`: the first is the one answers carry, all are accepted. `api_keys` is never printed. `port` 0 takes
     any free one. `shutdown_s`: how long requests may go on after SIGTERM. `engine_options` are `LLM`'s keywords.
@@ -33,6 +38,8 @@ class ServeConfig:
     shutdown_s: float
     engine_options: Mapping[str, Any]
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    is_insecure: bool = False
+    has_open_metrics: bool = False
 
 
 def configure(parser: CommandParser) -> None:
@@ -49,6 +56,7 @@ def configure(parser: CommandParser) -> None:
         "--api-key", action="append", default=[], metavar="KEY", help="a key clients must send; repeatable"
     )
     parser.add_argument("--insecure", action="store_true", help="listen beyond this machine without a key")
+    parser.add_argument("--open-metrics", action="store_true", help="let /metrics be read without a key")
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="names clients may use; the first is told"
     )
@@ -65,9 +73,7 @@ def configure(parser: CommandParser) -> None:
 
 def execute(args: Any) -> int:
     """Serve until told to stop."""
-    config = read_config(args, os.environ)
-    start_server(config)
-    return 0
+    return start_server(read_config(args, os.environ)) or 0
 
 
 def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
@@ -104,6 +110,8 @@ def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
         shutdown_s=args.shutdown_timeout,
         engine_options=options,
         api_keys=keys,
+        is_insecure=args.insecure,
+        has_open_metrics=args.open_metrics,
     )
 
 
@@ -119,8 +127,38 @@ def parse_port(text: str) -> int:
     return port
 
 
-def start_server(config: ServeConfig) -> None:
-    """Serve until told to stop. Tests put a fake here."""
+def start_server(config: ServeConfig) -> int | None:
+    """Serve until told to stop; return the exit code. Tests put a fake here."""
     from tiercel.api.http.server import serve
+    from tiercel.api.http.settings import ServerSettings
 
-    serve(config)
+    level = env.read(env.LOG) or "info"
+    logging.basicConfig(level=level.upper(), format="%(levelname)s %(asctime)s %(name)s: %(message)s")
+    settings = ServerSettings(
+        served_names=config.served_names,
+        host=config.host,
+        port=config.port,
+        api_keys=config.api_keys,
+        is_insecure=config.is_insecure,
+        has_open_metrics=config.has_open_metrics,
+        shutdown_s=config.shutdown_s,
+    )
+    return serve(settings, lambda: build_facade(config))
+
+
+def build_facade(config: ServeConfig) -> "EngineFacade":
+    """Build and start the engine, and say what fits in it."""
+    from tiercel.api.http.facade import EngineFacade
+    from tiercel.boot import build_engine
+
+    options = engine_options(model=config.model, **config.engine_options)
+    engine = build_engine(options, on_plan=lambda plan: print(plan.capacity.describe(), file=sys.stderr, flush=True))
+    plan = engine.plan
+    return EngineFacade(
+        client=engine.client,
+        tokenizer=engine.tokenizer,
+        fingerprint=plan.identity[:8],
+        generation_defaults=plan.checkpoint.generation_config,
+        cache_facts={"cache_dtype": plan.kv_dtype, "enable_prefix_caching": str(plan.options.enable_prefix_caching)},
+        close=engine.close,
+    )

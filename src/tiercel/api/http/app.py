@@ -1,0 +1,123 @@
+"""The table of routes, and the app that serves them. Knows every handler and nothing of what they do.
+
+A handler is `async (request, service) -> Response`. What it raises is answered here, once for all routes.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tiercel.api import errors
+from tiercel.api.http import chat, completions, health, models, tokenize
+from tiercel.api.http.auth import route_path
+from tiercel.api.http.facade import EngineFacade
+from tiercel.api.http.gate import Gate
+from tiercel.api.http.responses import error_response, http_error_response, json_response, unexpected_response
+from tiercel.api.http.running import ClientGone
+from tiercel.api.http.service import Service
+from tiercel.api.http.settings import ServerSettings
+from tiercel.base.errors import TiercelError
+
+_log = logging.getLogger(__name__)
+
+Handler = Callable[[Request, Service], Awaitable[Response]]
+
+ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (
+    ("GET", "/health", health.health),
+    ("GET POST", "/ping", health.health),
+    ("GET", "/ready", health.ready),
+    ("GET", "/version", health.version),
+    ("GET", "/load", health.load),
+    ("GET", "/metrics", health.metrics),
+    ("GET", "/metrics/", health.metrics),
+    ("GET", "/v1/models", models.list_models),
+    ("GET", "/v1/models/{name:path}", models.one_model),
+    ("POST", "/v1/chat/completions", chat.chat_completions),
+    ("POST", "/v1/completions", completions.completions),
+    ("POST", "/tokenize", tokenize.tokenize),
+    ("POST", "/detokenize", tokenize.detokenize),
+)
+
+# Routes that clients of OpenAI's and vLLM's servers know and this one does not have: better told than not found.
+NOT_BUILT: Final = (
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/chat/completions/batch",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
+)
+
+
+def make_app(engine: EngineFacade, settings: ServerSettings) -> Gate:
+    """Make the ASGI app of one engine. Its `service` is closed by whoever made the app."""
+    service = Service(engine, settings)
+    # The engine's thread reads the listener anew each step; nothing runs yet, so nothing is missed.
+    engine.client.core.set_listener(service.metrics)
+    routes = [_route(service, methods.split(), path, handler) for methods, path, handler in ROUTES]
+    routes += [_route(service, ["POST"], path, _not_built) for path in NOT_BUILT]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http_error})
+    app.router.redirect_slashes = False
+    return Gate(app, service)
+
+
+def _route(service: Service, methods: list[str], path: str, handler: Handler) -> Route:
+    async def answered(request: Request) -> Response:
+        state = request.scope["state"]
+        state["handler"] = path
+        try:
+            return await handler(request, service)
+        except TiercelError as error:
+            return _answer(error, state["request_id"])
+        except HTTPException as error:
+            return http_error_response(error)
+        except ClientGone:
+            return json_response(errors.error_body(499, "client: it went away before the answer"), 499)
+        except Exception:  # noqa: BLE001  a request's boundary: logged with its id, and answered to it alone
+            _log.error("request %s: %s failed", state["request_id"], path, exc_info=True)
+            return unexpected_response(state["request_id"])
+
+    return Route(path, answered, methods=methods)
+
+
+def _answer(error: TiercelError, request_id: str) -> Response:
+    if errors.status_of(error) >= 500:
+        _log.error("request %s: %s", request_id, error)
+    else:
+        _log.debug("request %s is refused: %s", request_id, error)
+    return error_response(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    """Answer what the router raises: no such route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    shown = f"{request.method[:20]} {route_path(request.scope)[:200]}"
+    if error.status_code == 404:
+        error = HTTPException(
+            404, f"route: {shown} is not one of this server's; see GET /v1/models, POST /v1/completions"
+        )
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        error = HTTPException(405, f"route: {shown}; {allowed} is needed", error.headers)
+    return http_error_response(error)
+
+
+async def _not_built(request: Request, service: Service) -> Response:
+    del service
+    message = f"route: {request.scope['state']['handler']} is not there yet; chats and completions are"
+    return json_response(errors.error_body(501, message), 501)

@@ -1,0 +1,56 @@
+"""Who may ask: keys, compared in constant time, and the few paths that need none. Knows no route.
+
+Everything is guarded but what is listed here, so that a new route is safe before anybody thinks of it. The path is the
+one of the request line, never one rebuilt from headers.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+# What a prober without a key may know: that the process lives, and which version it is.
+OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version"})
+METRICS_PATHS: Final = frozenset({"/metrics", "/metrics/"})
+
+
+class Keys:
+    """The keys, as digests. Frozen; without any, everybody may ask."""
+
+    def __init__(self, keys: Iterable[str], *, has_open_metrics: bool) -> None:
+        self._digests = tuple(_digest(key.encode()) for key in keys)
+        self._open = OPEN_PATHS | METRICS_PATHS if has_open_metrics else OPEN_PATHS
+
+    def may_pass(self, scope: Mapping[str, Any]) -> bool:
+        """Whether a request may be served: by its path, or by a key it shows."""
+        return not self._digests or route_path(scope) in self._open or self._has_key(scope["headers"])
+
+    def _has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        is_known = False
+        for shown in _shown_keys(headers):
+            digest = _digest(shown)
+            for known in self._digests:  # all of them, so that the time tells nothing
+                is_known |= hmac.compare_digest(digest, known)
+        return is_known
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Give the path that routes are compared with: the request's, without the prefix the server is mounted under."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    if root and (path == root or path.startswith(f"{root}/")):
+        return path[len(root) :] or "/"
+    return path
+
+
+def _shown_keys(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.strip().partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield token.strip()
+        elif name == b"x-api-key":
+            yield value.strip()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,199 @@
+"""/v1/chat/completions: a chat's messages to the assistant's next one, whole or streamed.
+
+A stream has, in this order: for each choice a chunk with its role; chunks of text; for each choice a chunk with its
+finish_reason; with `include_usage` one with the usage and no choice; `[DONE]`. Log-probabilities and token ids travel
+with the text they belong to, or alone where a token has none.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tiercel.api.http import logprobs
+from tiercel.api.http.answer import Envelope, Tally, envelope, request_id_of
+from tiercel.api.http.params import chat_params, check_stream
+from tiercel.api.http.prompts import cut, encode, render_chat
+from tiercel.api.http.reading import read
+from tiercel.api.http.responses import json_response
+from tiercel.api.http.running import Running, until_gone
+from tiercel.api.http.schema import ChatRequest
+from tiercel.api.http.service import Service, Submission
+from tiercel.api.http.sse import EventStream, frame
+
+if TYPE_CHECKING:
+    from tiercel.protocol.outputs import CompletionOutput, RequestOutput
+
+_ROLE = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """What the answer needs to know of the prompt."""
+
+    text: str
+    token_ids: list[int]
+    echo: str  # what the answer begins with, of the last message; "": nothing
+
+
+async def chat_completions(request: Request, service: Service) -> Response:
+    """Serve one chat request."""
+    ask = await read(request, service, ChatRequest)
+    service.check_model(ask.model)
+    check_stream(ask)
+    request_id = request_id_of(request, ask)
+    around = envelope(service, request_id, ask, "chat.completion")
+    start = service.start(lambda: _prepare(service, ask, request), around.id, is_stream=bool(ask.stream))
+    prepared, running = await until_gone(request.receive, start)
+    answer = _ChatAnswer(service, ask, prepared, around)
+    if ask.stream:
+        return EventStream(
+            answer.frames(running),
+            on_close=lambda: answer.end(running),
+            write_stall_s=service.settings.write_stall_s,
+            request_id=request_id,
+        )
+    try:
+        return json_response(await until_gone(request.receive, answer.whole(running)))
+    finally:
+        answer.end(running)
+
+
+def _prepare(service: Service, ask: ChatRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
+    """Check, write and cut the prompt. Runs on a thread of the server."""
+    max_model_len = service.engine.max_model_len
+    params = chat_params(ask, service.defaults, service.settings, max_model_len)
+    text = render_chat(service, ask, ask.messages)
+    is_cut_later = ask.truncate_prompt_tokens is not None
+    token_ids = encode(service, text, add_special_tokens=bool(ask.add_special_tokens), is_cut_later=is_cut_later)
+    token_ids = cut(ask, token_ids, params.max_tokens, max_model_len)
+    one = Submission(
+        text=text,
+        token_ids=token_ids,
+        params=params,
+        priority=priority_of(request, ask.priority),
+        cache_salt=ask.cache_salt,
+    )
+    return PreparedChat(text, token_ids, _echo(ask)), [one]
+
+
+def _echo(ask: ChatRequest) -> str:
+    last = ask.messages[-1]
+    content = last.get("content")
+    return content if ask.echo and last["role"] == _ROLE and isinstance(content, str) else ""
+
+
+def priority_of(request: Request, of_body: int | None) -> int:
+    """Give a request's priority: its header's, which a proxy sets, else its body's."""
+    header = request.headers.get("x-vllm-priority", "")
+    digits = header.removeprefix("-")
+    if digits.isdigit() and digits.isascii() and len(digits) < 19:
+        return int(header)
+    return of_body or 0
+
+
+class _ChatAnswer:
+    """Makes one answer, whole or in frames, and keeps count."""
+
+    def __init__(self, service: Service, ask: ChatRequest, prepared: PreparedChat, around: Envelope) -> None:
+        self._service = service
+        self._ask = ask
+        self._prepared = prepared
+        self._around = around
+        self._n = ask.n or 1
+        self._texts = logprobs.TokenTexts(service.engine.tokenizer, as_ids=bool(ask.return_tokens_as_token_ids))
+        self._tally = Tally(len(prepared.token_ids))
+        self._has_role = [False] * self._n
+        options = ask.stream_options
+        self._has_usage = bool(options and options.include_usage)
+        self._has_running_usage = bool(options and options.continuous_usage_stats)
+
+    def end(self, running: Running) -> None:
+        """Free the engine's request and note its size."""
+        running.close()
+        self._service.metrics.note_request(self._n, max(self._tally.n_by_choice.values(), default=0))
+
+    async def whole(self, running: Running) -> dict[str, Any]:
+        """Wait for the end; give the whole answer."""
+        last: RequestOutput | None = None
+        async for _, output in running.outputs():
+            last = output
+        assert last is not None, "chat: the engine gave no output and no error"
+        self._tally.add(0, last, self._n)
+        ask, prepared = self._ask, self._prepared
+        return self._around.around(
+            [self._choice(one) for one in last.outputs],
+            usage=self._tally.usage(),
+            prompt_logprobs=logprobs.prompt_logprobs(last.prompt_logprobs, self._texts),
+            prompt_token_ids=prepared.token_ids if ask.return_token_ids else None,
+            prompt_text=prepared.text if ask.return_prompt_text else None,
+        )
+
+    def _choice(self, one: "CompletionOutput") -> dict[str, Any]:
+        choice = {
+            "index": one.index,
+            "message": {"role": _ROLE, "content": self._prepared.echo + one.text, "refusal": None},
+            "logprobs": self._logprobs(one),
+            "finish_reason": one.finish_reason,
+            "stop_reason": one.stop_reason,
+        }
+        if self._ask.return_token_ids:
+            choice["token_ids"] = one.token_ids
+        return choice
+
+    def _logprobs(self, one: "CompletionOutput") -> dict[str, Any] | None:
+        if one.logprobs is None:
+            return None
+        return logprobs.chat_logprobs(one.logprobs, self._ask.top_logprobs or 0, self._texts)
+
+    async def frames(self, running: Running) -> AsyncGenerator[bytes, None]:
+        """Give the answer's frames as they come, several at once when several are ready."""
+        async for _, output in running.outputs():
+            self._tally.add(0, output, self._n)
+            ready = [piece for one in output.outputs for piece in self._of_output(one)]
+            if ready:
+                yield b"".join(ready)
+        if self._has_usage:
+            yield frame(self._around.around([], usage=self._tally.usage()))
+
+    def _of_output(self, one: "CompletionOutput") -> list[bytes]:
+        ready = []
+        if not self._has_role[one.index]:
+            self._has_role[one.index] = True
+            ready += self._beginning(one.index)
+        token_ids = one.token_ids if self._ask.return_token_ids else None
+        if one.text or one.logprobs or token_ids:
+            ready.append(self._chunk(one.index, {"content": one.text}, self._logprobs(one), token_ids=token_ids))
+        if one.finish_reason is not None:
+            ready.append(self._chunk(one.index, {}, None, one.finish_reason, stop_reason=one.stop_reason))
+        return ready
+
+    def _beginning(self, index: int) -> list[bytes]:
+        delta = {"role": _ROLE, "content": ""}
+        ids = self._prepared.token_ids if self._ask.return_token_ids else None
+        text = self._prepared.text if self._ask.return_prompt_text else None
+        ready = [self._chunk(index, delta, None, prompt_token_ids=ids, prompt_text=text)]
+        if self._prepared.echo:
+            ready.append(self._chunk(index, {"content": self._prepared.echo}, None))
+        return ready
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        entries: dict[str, Any] | None,
+        finish_reason: str | None = None,
+        *,
+        stop_reason: int | str | None = None,
+        token_ids: list[int] | None = None,
+        **more: Any,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": entries, "finish_reason": finish_reason}
+        if finish_reason is not None:
+            choice["stop_reason"] = stop_reason
+        if token_ids is not None:
+            choice["token_ids"] = token_ids
+        usage = self._tally.usage() if self._has_running_usage else None
+        return frame(self._around.around([choice], usage=usage, **more))

@@ -1,0 +1,129 @@
+"""What every request passes first: an id, the key, the limits of its headers, and the count of what is under way.
+
+Plain ASGI around the routes; knows none of them but which ones generate. What a handler raises beyond the foreseen is
+answered in `app`; this only notes the status that went out.
+"""
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tiercel.api.http.answer import is_good_id
+from tiercel.api.http.auth import METRICS_PATHS, OPEN_PATHS, Keys, route_path
+from tiercel.api.http.responses import RETRY_AFTER, http_error_response
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from tiercel.api.http.service import Service
+
+GENERATION_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
+_NOT_COUNTED: Final = OPEN_PATHS | METRICS_PATHS | {"/load"}
+
+
+class Gate:
+    """The outermost layer of the app."""
+
+    def __init__(self, app: ASGIApp, service: "Service") -> None:
+        self.service = service
+        self._app = app
+        settings = service.settings
+        self._keys = Keys(settings.api_keys, has_open_metrics=settings.has_open_metrics)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start_s = time.monotonic()
+        status = 499  # what it stays when nothing could be sent
+        request_id, has_own = _request_id(scope)
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "has_own_id": has_own, "handler": "none"}
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        path = route_path(scope)
+        try:
+            refusal = self._refusal(scope, path)
+            if refusal is not None:
+                await refusal(scope, receive, told)
+            elif path in GENERATION_PATHS:
+                await self._counted(scope, receive, told)
+            else:
+                await self._app(scope, receive, told)
+        finally:
+            if path not in _NOT_COUNTED:
+                elapsed_s = time.monotonic() - start_s
+                self.service.metrics.note_http(scope["state"]["handler"], _method(scope), status, elapsed_s)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.service.n_open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.service.n_open -= 1
+
+    def _refusal(self, scope: Scope, path: str) -> "Response | None":
+        settings, headers = self.service.settings, scope["headers"]
+        n_bytes = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > settings.n_headers_max or n_bytes > settings.header_bytes_max:
+            return _refused(
+                431,
+                f"headers: {len(headers)} of {n_bytes} bytes; at most {settings.n_headers_max} of "
+                f"{settings.header_bytes_max} bytes are read; send fewer",
+                {"connection": "close"},
+            )
+        if not self._keys.may_pass(scope):
+            return _refused(
+                401,
+                "key: none that this server knows; send one as Authorization: Bearer KEY, or as x-api-key: KEY",
+                {"www-authenticate": "Bearer"},
+            )
+        if path in GENERATION_PATHS:
+            if self.service.is_draining:
+                return _refused(
+                    503,
+                    "server: it is shutting down; send the request to another, or later",
+                    {**RETRY_AFTER, "connection": "close"},
+                )
+            if self.service.n_open >= settings.n_open_max:
+                return _refused(
+                    429,
+                    f"server: {self.service.n_open} requests are under way, the most it takes; try again later",
+                    dict(RETRY_AFTER),
+                )
+        return None
+
+
+def _request_id(scope: Scope) -> tuple[str, bool]:
+    """Give the request's id, and whether the client chose it; a bad one is replaced."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = value.decode("latin-1").strip()
+            if is_good_id(text):
+                return text, True
+            break
+    return uuid.uuid4().hex, False
+
+
+def _refused(status: int, message: str, headers: dict[str, str]) -> "Response":
+    return http_error_response(HTTPException(status, message, headers))
+
+
+def _method(scope: Scope) -> str:
+    """Give the method; what is none of the usual ones is one, so that a client cannot make up labels."""
+    method: str = scope["method"]
+    return method if method in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS") else "other"

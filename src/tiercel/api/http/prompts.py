@@ -1,0 +1,127 @@
+"""From messages or text to token ids, cut to length if asked. Runs on the server's threads; knows no engine state."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from tiercel.api.http.schema import Generation
+from tiercel.base.errors import PromptTooLong, RequestError
+
+if TYPE_CHECKING:
+    from tiercel.api.http.schema import ChatRequest, TokenizeRequest
+    from tiercel.api.http.service import Service
+
+N_MESSAGES_MAX: Final = 10_000
+N_PARTS_MAX: Final = 1_000
+# Keywords of `ChatTemplate.render` itself; each has a field of its own.
+_NOT_KWARGS: Final = frozenset(
+    {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+)
+
+
+def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messages: Sequence[Mapping[str, Any]]) -> str:
+    """Write the text of a chat's prompt.
+
+    Raises: RequestError: a message is malformed, or the template refuses it.
+    """
+    template = service.template
+    _check_messages(messages)
+    kwargs = dict(ask.chat_template_kwargs or {})
+    for name in kwargs:
+        if name in _NOT_KWARGS:
+            raise RequestError(
+                f"chat_template_kwargs: got {name!r}; variables of the template are needed; set it as a field of the "
+                "request",
+                param="chat_template_kwargs",
+            )
+    effort = getattr(ask, "reasoning_effort", None)
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+        kwargs.setdefault("enable_thinking", effort != "none")
+    continues = bool(ask.continue_final_message)
+    if continues and ask.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message: set together with add_generation_prompt; one of them is needed; send "
+            "add_generation_prompt false",
+            param="continue_final_message",
+        )
+    return template.render(
+        messages,
+        add_generation_prompt=not continues if ask.add_generation_prompt is None else ask.add_generation_prompt,
+        continue_final_message=continues,
+        documents=getattr(ask, "documents", None),
+        **kwargs,
+    )
+
+
+def encode(service: "Service", text: str, *, add_special_tokens: bool, is_cut_later: bool) -> list[int]:
+    """Cut a text into tokens; one that cannot fit is refused before any time is spent on it.
+
+    Raises: PromptTooLong; RequestError: the model has no tokenizer.
+    """
+    tokenizer = service.tokenizer
+    context = service.engine.max_model_len
+    n_chars_max = context * tokenizer.max_chars_per_token
+    if len(text) > n_chars_max and not is_cut_later:
+        raise PromptTooLong(
+            f"prompt: {len(text)} characters; no more than {n_chars_max} can fit a context of {context} tokens; "
+            "shorten it",
+            param="prompt",
+        )
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def cut(ask: Generation, token_ids: list[int], max_tokens: int | None, max_model_len: int) -> list[int]:
+    """Keep as many tokens of a prompt as `truncate_prompt_tokens` says; by default the last ones.
+
+    Raises: RequestError: so many leave no room for the answer.
+    """
+    n = ask.truncate_prompt_tokens
+    if n is None:
+        return token_ids
+    room = max_model_len - (max_tokens or 1)
+    if not -1 <= n <= room:
+        raise RequestError(
+            f"truncate_prompt_tokens: got {n}; 0 to {room} leave room for the answer in a context of {max_model_len}, "
+            "and -1 takes what does",
+            param="truncate_prompt_tokens",
+        )
+    n = room if n == -1 else n
+    if len(token_ids) <= n:
+        return token_ids
+    return token_ids[:n] if ask.truncation_side == "right" else token_ids[len(token_ids) - n :]
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if not messages:
+        raise RequestError("messages: it is empty; at least one message is needed", param="messages")
+    if len(messages) > N_MESSAGES_MAX:
+        raise RequestError(
+            f"messages: got {len(messages)}; at most {N_MESSAGES_MAX} are read; send fewer", param="messages"
+        )
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise _refused(i, "role", "a role is needed, as in user")
+        if message.get("tool_calls") is None and message.get("content") is None and role != "assistant":
+            raise _refused(i, "content", "it is missing; text is needed")
+        content = message.get("content")
+        if isinstance(content, list):
+            _check_parts(i, content)
+        elif content is not None and not isinstance(content, str):
+            raise _refused(i, "content", f"got {type(content).__name__}; text or a list of parts is needed")
+
+
+def _check_parts(i: int, parts: list[Any]) -> None:
+    if len(parts) > N_PARTS_MAX:
+        raise _refused(i, "content", f"got {len(parts)} parts; at most {N_PARTS_MAX} are read")
+    for k, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise _refused(
+                i, f"content[{k}]", f"got a part of type {str(kind)[:40]!r}; this model reads parts of type text only"
+            )
+
+
+def _refused(i: int, field: str, why: str) -> RequestError:
+    param = f"messages[{i}].{field}"
+    return RequestError(f"{param}: {why}", param=param)

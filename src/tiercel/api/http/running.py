@@ -1,0 +1,108 @@
+"""The engine's requests that answer one HTTP request, and a client that may go away meanwhile. Knows no shapes.
+
+A `Running` is open from admission until `close`, which whoever started it calls in a `finally`: what still runs is then
+freed within a step. Outputs are merged in the order they come; a slow reader gets fewer and larger ones.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+    from tiercel.engine.client import RequestHandle
+    from tiercel.protocol.outputs import RequestOutput
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed its connection before there was an answer."""
+
+
+class Running:
+    """One engine request for each prompt."""
+
+    def __init__(self, handles: Sequence["RequestHandle"]) -> None:
+        self.handles = tuple(handles)
+        self.on_close: Callable[[Running], None] | None = None
+
+    def abort(self) -> None:
+        """Stop producing; readers get last outputs that say "abort"."""
+        for handle in self.handles:
+            handle.abort()
+
+    def close(self) -> None:
+        """Free what still runs. Idempotent."""
+        for handle in self.handles:
+            handle.close()
+        if self.on_close is not None:
+            self.on_close(self)
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, "RequestOutput"], None]:
+        """Give each prompt's index and output, as they come.
+
+        Raises: the first error that ended one of them.
+        """
+        if len(self.handles) == 1:
+            async for output in self.handles[0]:
+                yield 0, output
+            return
+        # One place for each: while they wait for a slow reader, what is new piles up in their requests, merged.
+        queue: asyncio.Queue[_News] = asyncio.Queue(len(self.handles))
+        tasks = [asyncio.create_task(_forward(i, handle, queue)) for i, handle in enumerate(self.handles)]
+        n_open = len(tasks)
+        try:
+            while n_open:
+                i, news = await queue.get()
+                if isinstance(news, Exception):
+                    raise news
+                if news is None:
+                    n_open -= 1
+                else:
+                    yield i, news
+        finally:
+            await _end(*tasks)
+
+
+# A prompt's index with an output, with the error that ended it, or with None at its end.
+_News = tuple[int, "RequestOutput | Exception | None"]
+
+
+async def _forward(i: int, handle: "RequestHandle", queue: "asyncio.Queue[_News]") -> None:
+    ended_by: Exception | None = None
+    try:
+        async for output in handle:
+            await queue.put((i, output))
+    except Exception as error:  # noqa: BLE001  raised again by the reader, which would else wait for ever
+        ended_by = error
+    await queue.put((i, ended_by))
+
+
+async def until_gone(receive: "Receive", work: Coroutine[Any, Any, T]) -> T:
+    """Do `work` while the client is there.
+
+    Requires: the request's body has been read.
+    Raises: ClientGone: it went away, and `work` was cancelled; and what `work` raises.
+    """
+    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        await _end(task, gone)
+
+
+async def disconnected(receive: "Receive") -> None:
+    """Wait until the client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: "asyncio.Task[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

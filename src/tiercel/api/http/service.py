@@ -1,0 +1,206 @@
+"""What the routes share: the engine, the names it is served under, threads for slow work, and what is under way.
+
+States: serving -> draining (`begin_drain`: new requests are refused, those under way go on) -> aborting (`abort_all`:
+those under way end with "abort"). Invariant: every `Running` that `start` gave is in `_running` until it is closed.
+"""
+
+import asyncio
+import functools
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
+
+from tiercel.api.http.facade import EngineFacade
+from tiercel.api.http.metrics import Metrics
+from tiercel.api.http.params import usable_defaults
+from tiercel.api.http.running import Running
+from tiercel.api.http.settings import ServerSettings
+from tiercel.base.errors import ModelFileError, RequestError, TiercelError, UnknownModel
+from tiercel.engine.client import RequestHandle
+from tiercel.protocol.params import RequestOutputKind, SamplingParams
+from tiercel.text.chat_template import ChatTemplate, default_template
+from tiercel.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_N_NAMES_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One prompt, ready for the engine."""
+
+    text: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class Service:
+    """One server's shared state. Owned by the app; used from its event loop, but for what `in_thread` runs."""
+
+    def __init__(
+        self, engine: EngineFacade, settings: ServerSettings, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.clock = clock
+        self.metrics = Metrics(engine, settings.model_id)
+        self.defaults = usable_defaults(engine.generation_defaults)
+        self.created_s = int(clock())
+        self.n_open = 0  # generation requests under way, written by `gate`
+        self.is_draining = False
+        self._is_aborting = False
+        self._running: set[Running] = set()
+        self._pool = ThreadPoolExecutor(settings.n_threads, "tiercel-api")
+        self._template = _compile_template(engine.tokenizer)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request that comes now would be served."""
+        return self.engine.client.is_alive and not self.is_draining
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises: RequestError: the model has none.
+        """
+        if self.engine.tokenizer is None:
+            raise RequestError(
+                "prompt: got text; this model is served without a tokenizer; send token ids to /v1/completions",
+                param="prompt",
+            )
+        return self.engine.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises: RequestError: it has none; ModelFileError: it is broken.
+        """
+        if isinstance(self._template, TiercelError):
+            raise self._template
+        return self._template
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served here; no name means the one that is.
+
+        Raises: UnknownModel
+        """
+        if name and name not in self.settings.served_names:
+            shown = ", ".join(self.settings.served_names[:_N_NAMES_SHOWN])
+            raise UnknownModel(f"model: got {name[:200]!r}; {shown} is served here; ask for that", param="model")
+
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` on one of the server's threads."""
+        call = functools.partial(work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    async def start(
+        self, prepare: Callable[[], tuple[T, Sequence[Submission]]], request_id: str, *, is_stream: bool
+    ) -> tuple[T, Running]:
+        """Prepare a request's prompts on a thread and send them to the engine: all, or none.
+
+        Raises: RequestError: one is refused. The caller closes what it is given.
+        """
+        kind = RequestOutputKind.DELTA if is_stream else RequestOutputKind.FINAL_ONLY
+        work = asyncio.ensure_future(self.in_thread(self._submit, prepare, request_id, kind))
+        try:
+            prepared, handles = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: what it still submits is closed as soon as it is known.
+            work.add_done_callback(_close_unwanted)
+            raise
+        running = Running(handles)
+        running.on_close = self._running.discard
+        self._running.add(running)
+        if self._is_aborting:
+            running.abort()
+        return prepared, running
+
+    def begin_drain(self) -> None:
+        """Refuse new requests; let those under way go on."""
+        self.is_draining = True
+
+    def abort_all(self) -> None:
+        """End what is under way: its readers get what there is, and "abort"."""
+        self._is_aborting = True
+        for running in list(self._running):
+            running.abort()
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def check(self) -> None:
+        """Raise AssertionError when something is under way that no request stands for."""
+        assert self.n_open >= 0, "service: fewer than no requests are open"
+        assert self.n_open or not self._running, f"service: {len(self._running)} engine requests were left behind"
+
+    def _submit(
+        self, prepare: Callable[[], tuple[T, Sequence[Submission]]], request_id: str, kind: RequestOutputKind
+    ) -> tuple[T, list[RequestHandle]]:
+        prepared, submissions = prepare()
+        # Clients may send one id twice at once; the engine's ids are unique.
+        stem = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        handles: list[RequestHandle] = []
+        try:
+            for i, one in enumerate(submissions):
+                prompt: dict[str, Any] = {"prompt": one.text, "prompt_token_ids": one.token_ids}
+                params = msgspec.structs.replace(one.params, output_kind=kind)
+                handles.append(
+                    self.engine.client.submit(
+                        prompt,
+                        params,
+                        request_id=f"{stem}-{i}",
+                        priority=one.priority,
+                        cache_salt=one.cache_salt,
+                    )
+                )
+        except BaseException:
+            for handle in handles:
+                handle.close()
+            raise
+        return prepared, handles
+
+
+def _close_unwanted(work: "asyncio.Future[tuple[Any, list[RequestHandle]]]") -> None:
+    if work.cancelled():
+        return
+    error = work.exception()
+    if error is not None:
+        _log.debug("a request that nobody waits for any more was refused: %s", error)
+        return
+    for handle in work.result()[1]:
+        handle.close()
+
+
+def _compile_template(tokenizer: Tokenizer | None) -> ChatTemplate | TiercelError:
+    """Compile the model's template, once; without a usable one, say what a chat gets to hear."""
+    if tokenizer is None:
+        return RequestError(
+            "messages: this model is served without a tokenizer; send token ids to /v1/completions", param="messages"
+        )
+    source = tokenizer.chat_template or default_template(tokenizer.chat_templates, has_tools=False)
+    if source is None:
+        return RequestError(
+            "messages: this model has no chat template; send a text to /v1/completions", param="messages"
+        )
+    bos = None if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
+    eos = tokenizer.token_text(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None
+    try:
+        return ChatTemplate(source, bos_token=bos, eos_token=eos)
+    except ModelFileError as error:
+        _log.warning("chats will be refused: %s", error)
+        return error

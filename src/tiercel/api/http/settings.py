@@ -1,0 +1,67 @@
+"""The server's settings and limits: one frozen value, checked as a whole. Knows no engine and no command line."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from tiercel.base.errors import ConfigError
+
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What one HTTP server is told.
+
+    served_names         names clients may use; the first is the one that answers carry
+    host, port           where to listen; port 0 takes any free one. Loopback: nobody else gets in by default
+    api_keys             any of them opens every route; never printed
+    is_insecure          listen beyond this machine without a key
+    has_open_metrics     /metrics answers without a key, for a scraper that has none
+    shutdown_s           how long running requests may go on after SIGTERM; 30 s is what orchestrators grant
+    body_bytes_max       64 MiB, of a request
+    read_stall_s         60: a body that comes more slowly than this between two pieces is given up
+    write_stall_s        60: a reader that takes nothing for so long loses its request
+    keep_alive_s         5, idle, as uvicorn and vLLM
+    header_bytes_max     64 KiB, of one request; n_headers_max 256
+    n_outputs_max        128: `n` of a request, before anything is copied
+    n_prompts_max        1024: prompts of one completion request, as vLLM
+    n_open_max           1024: requests under way, beyond which they are told to come back; the engine's own queue is
+                         bounded too (max_waiting), this bounds bodies and threads
+    n_threads            2: for templates and tokenising, off the event loop; more would only take cores from the model
+    """
+
+    served_names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    is_insecure: bool = False
+    has_open_metrics: bool = False
+    shutdown_s: float = 30.0
+    body_bytes_max: int = 64 << 20
+    read_stall_s: float = 60.0
+    write_stall_s: float = 60.0
+    keep_alive_s: int = 5
+    header_bytes_max: int = 64 << 10
+    n_headers_max: int = 256
+    n_outputs_max: int = 128
+    n_prompts_max: int = 1024
+    n_open_max: int = 1024
+    n_threads: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.served_names or not all(self.served_names):
+            raise ConfigError("server.served_names: got none, or an empty one; at least one name is needed")
+        if any(not key.strip() for key in self.api_keys):
+            raise ConfigError("server.api_keys: got an empty key; some text is needed; leave it out")
+        if self.host not in LOOPBACK and not self.api_keys and not self.is_insecure:
+            raise ConfigError(
+                f"server.host: {self.host} lets other machines in, and there is no key; give an API key, or say that "
+                "the network is closed (--insecure)"
+            )
+        if self.shutdown_s < 0:
+            raise ConfigError(f"server.shutdown_s: got {self.shutdown_s:g} s; 0 or more is needed")
+
+    @property
+    def model_id(self) -> str:
+        """The name that answers carry."""
+        return self.served_names[0]

@@ -1,0 +1,64 @@
+"""/tokenize and /detokenize: the model's own cut of texts and chats, and back."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tiercel.api.http.prompts import render_chat
+from tiercel.api.http.reading import read
+from tiercel.api.http.responses import json_response
+from tiercel.api.http.schema import DetokenizeRequest, TokenizeRequest
+from tiercel.api.http.service import Service
+from tiercel.base.errors import RequestError
+
+# Longer than any context, as counting what does not fit is what the route is for; about a second of one core.
+_CHARS_MAX: Final = 4 << 20
+_N_SHOWN: Final = 5
+
+
+async def tokenize(request: Request, service: Service) -> Response:
+    """Cut a text, or a chat as the model would see it."""
+    ask = await read(request, service, TokenizeRequest)
+    service.check_model(ask.model)
+    token_ids, strings = await service.in_thread(_tokenize, service, ask)
+    return json_response(
+        {
+            "count": len(token_ids),
+            "max_model_len": service.engine.max_model_len,
+            "tokens": token_ids,
+            "token_strs": strings,
+        }
+    )
+
+
+async def detokenize(request: Request, service: Service) -> Response:
+    """Give the text of token ids, special ones included."""
+    ask = await read(request, service, DetokenizeRequest)
+    service.check_model(ask.model)
+    return json_response({"prompt": await service.in_thread(_detokenize, service, ask.tokens)})
+
+
+def _tokenize(service: Service, ask: TokenizeRequest) -> tuple[list[int], list[str] | None]:
+    if (ask.prompt is None) == (ask.messages is None):
+        raise RequestError("prompt: one of prompt and messages is needed; send one", param="prompt")
+    tokenizer = service.tokenizer
+    if ask.messages is not None:
+        text = render_chat(service, ask, ask.messages)
+    else:
+        assert ask.prompt is not None
+        text = ask.prompt
+    if len(text) > _CHARS_MAX:
+        raise RequestError(f"prompt: {len(text)} characters; at most {_CHARS_MAX} are cut at once", param="prompt")
+    special = ask.messages is None if ask.add_special_tokens is None else ask.add_special_tokens
+    token_ids = tokenizer.encode(text, add_special_tokens=special)
+    return token_ids, [tokenizer.token_text(i) for i in token_ids] if ask.return_token_strs else None
+
+
+def _detokenize(service: Service, token_ids: list[int]) -> str:
+    vocab_size = service.engine.vocab_size
+    bad = [i for i in token_ids if not 0 <= i < vocab_size]
+    if bad:
+        shown = ", ".join(str(i)[:20] for i in bad[:_N_SHOWN])
+        raise RequestError(f"tokens: got {shown}; ids from 0 to {vocab_size - 1} are needed", param="tokens")
+    return service.tokenizer.decode(token_ids, skip_special_tokens=False)
