@@ -9,7 +9,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -269,8 +269,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
 def engine_config(plan: Plan) -> EngineConfig:
     """Return the engine's share of the options."""
     options = plan.options
-    extra = {} if options.max_waiting is None else {"max_waiting": options.max_waiting}
-    return EngineConfig(
+    config = EngineConfig(
         max_num_seqs=plan.capacity.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, plan.capacity.max_num_seqs),
         enable_prefix_caching=options.enable_prefix_caching,
@@ -278,8 +277,8 @@ def engine_config(plan: Plan) -> EngineConfig:
         async_scheduling=options.async_scheduling,
         max_logprobs=options.max_logprobs,
         seed=options.seed,
-        **extra,
     )
+    return config if options.max_waiting is None else replace(config, max_waiting=options.max_waiting)
 
 
 def eos_ids(plan: Plan, tokenizer: Tokenizer | None) -> frozenset[int]:

@@ -123,7 +123,7 @@ def test_batched_gives_the_bits_of_alone(tiny, lengths, steps, seed):
 
 
 def run_together(runner, sequences, steps):
-    """Compute all sequences at once: in step k, sequence i advances by up to steps[k][i] tokens; then all by the rest."""
+    """Compute all sequences at once: in step k, sequence i takes up to steps[k][i] tokens; then all take the rest."""
     per_slot = runner.limits.n_pages // runner.limits.n_slots
     for slot, ids in enumerate(sequences):
         runner.admit(slot, ids, len(ids), SamplingParams(temperature=0.0), 0, ())

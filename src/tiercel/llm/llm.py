@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -95,7 +95,6 @@ class LLM:
 
         Raises: as `generate`; RequestError also when there is no template or it refuses the messages.
         """
-        many = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         prompts = [
             self._conversations.prompt(
                 one,
@@ -105,7 +104,7 @@ class LLM:
                 tools=tools,
                 template_kwargs=chat_template_kwargs,
             )
-            for one in many  # type: ignore[union-attr]
+            for one in _as_conversations(messages)
         ]
         return self._run(prompts, sampling_params, use_tqdm=use_tqdm, priority=0)
 
@@ -170,8 +169,14 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if len(prompts) > 0 and not isinstance(prompts[0], str | Mapping | Sequence) and not hasattr(prompts[0], "__len__"):
-        return [prompts]
-    return prompts  # type: ignore[return-value]
+        return [cast("Prompt", prompts)]
+    return cast("Sequence[Prompt]", prompts)
+
+
+def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
+    """Tell one conversation from several: an empty one, or one that begins with a message, is one."""
+    is_one = not messages or isinstance(messages[0], Mapping)
+    return cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
 
 
 def _with_progress(

@@ -41,7 +41,7 @@ def chosen_level() -> str:
     levels = _native.kernel_levels()
     forced = env.read(env.ISA)
     if forced is None:
-        return str(levels[-1])
+        return levels[-1]
     if forced not in levels:
         raise ConfigError(
             f"environment {env.ISA.name}: got {forced!r}; this processor runs {', '.join(levels)}; unset it"
@@ -144,7 +144,7 @@ class NativeRunner:
 
     def last_logits(self, n_rows: int) -> np.ndarray:
         """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""
-        return self._runner.last_logits(n_rows)  # type: ignore[no-any-return]
+        return self._runner.last_logits(n_rows)
 
     def set_timing(self, *, on: bool) -> None:
         """Measure each op from the next step on; costs some 20 ns an op."""

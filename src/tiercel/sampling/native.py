@@ -1,7 +1,6 @@
 """`SamplingParams` in the native sampler's terms. Knows no slots: the native runner keeps one value a slot."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from tiercel import _native
 from tiercel.protocol.params import SamplingParams
@@ -10,9 +9,9 @@ _UINT64 = 2**64 - 1
 _TOP_K_MAX = 2**31 - 1  # more than any vocabulary; SamplingParams allows more than int64 can add to
 
 
-def native_params(params: SamplingParams, seed: int, stop_ids: Sequence[int]) -> Any:
+def native_params(params: SamplingParams, seed: int, stop_ids: Sequence[int]) -> _native.SamplerParams:
     """Return the `_native.SamplerParams` of a sequence; `seed` and `stop_ids` are those of `Runner.admit`."""
-    return _native.make_sampler_params(  # type: ignore[attr-defined, unused-ignore]
+    return _native.make_sampler_params(
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=min(params.top_k, _TOP_K_MAX),

@@ -44,10 +44,23 @@ def native_runner(
     """Build a runner with pages for all its slots at full length. `level` None: what the environment asks for."""
     n_pages = n_slots * -(-max_len_tokens // _PAGE_SIZE_TOKENS)
     capacity = Capacity(_PAGE_SIZE_TOKENS, 1, n_pages, max_len_tokens, n_slots)
-    store = PackedWeightStore(
-        tensors, expand_to_f32=expand_to_f32, n_threads=n_threads, release_file_pages=lambda: None
-    )
     settings = NativeSettings(max_step_tokens, max_step_tokens, kv_dtype, n_threads, level)
+    return sized_runner(program, tensors, capacity, settings, expand_to_f32=expand_to_f32, passes=passes)
+
+
+def sized_runner(
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    capacity: Capacity,
+    settings: NativeSettings,
+    *,
+    expand_to_f32: bool = False,
+    passes: Passes | None = None,
+) -> NativeRunner:
+    """Build a runner with a pool of any size."""
+    store = PackedWeightStore(
+        tensors, expand_to_f32=expand_to_f32, n_threads=settings.n_threads, release_file_pages=lambda: None
+    )
     return NativeRunner(lower_and_fuse(program, passes), store, capacity, settings)
 
 

@@ -1,0 +1,228 @@
+"""Types of the compiled core; `tests/meta/test_native_stub.py` holds them against the built module.
+
+What each call does stands in `native/include/tiercel/` and in the docstrings that `native/bind/` gives. An array that
+is written to must have exactly the type named here; others are converted.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_Ints = npt.NDArray[np.int32]
+_Bools = npt.NDArray[np.bool_]
+_Floats = npt.NDArray[np.float32]
+_Bytes = npt.NDArray[np.uint8]
+_Buffer = tuple[int, int]  # offset and stride in bytes, in the program's arena
+_Part = tuple[PackedMatrix, _Floats | None, int]  # matrix, bias, first column of y
+_Sampled = tuple[int, float, int, list[int], list[float]]  # token, logprob, rank, top ids, top logprobs
+
+def kernel_levels() -> list[str]: ...
+
+class PackedArena:
+    def __init__(self) -> None: ...
+
+class PackedMatrix:
+    def __new__(
+        cls,
+        format: int,
+        rows: _Bytes,
+        k: int,
+        row_order: _Ints | None = None,
+        expand_to_f32: bool = False,
+        arena: PackedArena | None = None,
+        n_threads: int = 1,
+    ) -> PackedMatrix: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def format(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def quant_row_bytes(k: int) -> int: ...
+
+class Program:
+    def __init__(self, level: str, n_threads: int) -> None: ...
+    def rope_table(self, inv_freq: _Floats, magnitude: float, out: _Buffer) -> None: ...
+    def embed(self, w: PackedMatrix, scale: float, y: _Buffer) -> None: ...
+    def norm(
+        self,
+        logits_rows: bool,
+        x: _Buffer,
+        width: int,
+        w: _Floats,
+        eps: float,
+        residual: _Buffer | None,
+        y: _Buffer,
+        quantized: bool,
+    ) -> None: ...
+    def quantize(self, logits_rows: bool, x: _Buffer, width: int, y: _Buffer) -> None: ...
+    def linear(
+        self,
+        logits_rows: bool,
+        x: _Buffer,
+        quantized: bool,
+        k: int,
+        parts: Sequence[_Part],
+        y: _Buffer,
+        residual: _Buffer | None,
+    ) -> None: ...
+    def rope_kv(
+        self,
+        qkv: _Buffer,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        q_norm: _Floats | None,
+        k_norm: _Floats | None,
+        eps: float,
+        cos_sin: _Buffer | None,
+        d2: int,
+        layer: int,
+    ) -> None: ...
+    def attention(
+        self,
+        q: _Buffer,
+        y: _Buffer,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        layer: int,
+    ) -> None: ...
+    def gated(self, x: _Buffer, f: int, act: str, y: _Buffer, quantized: bool) -> None: ...
+    def select_rows(self, x: _Buffer, width: int, y: _Buffer) -> None: ...
+    def softcap(self, logits_rows: bool, x: _Buffer, width: int, cap: float) -> None: ...
+    def add(self, logits_rows: bool, x: _Buffer, y: _Buffer, width: int) -> None: ...
+
+class KvMemory:
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def n_pages(self) -> int: ...
+    def page(self, page: int) -> _Bytes: ...
+
+def make_kv(n_pages: int, page_tokens: int, is_f32: bool, layers: Sequence[tuple[int, int]]) -> KvMemory: ...
+
+class StepRunner:
+    def __init__(
+        self,
+        program: Program,
+        kv: KvMemory,
+        arena_bytes: int,
+        logits: _Buffer,
+        vocab: int,
+        n_slots: int,
+        max_len: int,
+        max_tokens: int,
+        max_rows: int,
+        cpus: Sequence[int],
+    ) -> None: ...
+    def admit(self, slot: int, tokens: _Ints, n_prompt: int, params: SamplerParams) -> None: ...
+    def set_pages(self, slot: int, first: int, pages: _Ints) -> None: ...
+    def submit(
+        self, step_id: int, slot: _Ints, start: _Ints, tokens: _Ints, samples: _Bools, scores: _Bools, n_top: int
+    ) -> None: ...
+    def collect(
+        self,
+    ) -> tuple[int, _Ints, _Ints, _Ints, _Floats | None, _Ints | None, _Ints | None, _Floats | None, int]: ...
+    def tokens(self, slot: int, n: int) -> _Ints: ...
+    def last_logits(self, n_rows: int) -> _Floats: ...
+    def set_timing(self, on: bool) -> None: ...
+    def take_op_ns(self) -> list[int]: ...
+    def close(self) -> None: ...
+
+class SamplerParams: ...
+
+def make_sampler_params(
+    *,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int = 0,
+    min_tokens: int = 0,
+    stop_ids: Sequence[int] = [],
+    logit_bias: Sequence[tuple[int, float]] = [],
+    allowed_ids: Sequence[int] | None = None,
+    bad_words: Sequence[Sequence[int]] = [],
+) -> SamplerParams: ...
+
+# Doors for tests: the engine replays programs and never comes this way.
+
+def sample_row(
+    logits: _Floats,
+    params: SamplerParams,
+    tokens: _Ints,
+    n_prompt: int,
+    *,
+    n_top: int | None = None,
+    level: int | None = None,
+) -> _Sampled: ...
+def score_row(logits: _Floats, token: int, *, n_top: int = 0, level: int | None = None) -> _Sampled: ...
+def linear(
+    level: str,
+    parts: Sequence[_Part],
+    x: _Floats,
+    y: _Floats,
+    residual: _Floats | None = None,
+    n_threads: int = 1,
+) -> None: ...
+def embed(level: str, matrix: PackedMatrix, ids: _Ints, y: _Floats, scale: float = 1.0, n_threads: int = 1) -> None: ...
+def quantize_rows(level: str, x: _Floats, q: npt.NDArray[np.int8], scale: _Floats, n_threads: int = 1) -> None: ...
+def norm(
+    level: str, n_threads: int, x: _Floats, w: _Floats, *, eps: float, add_to_y: bool = False, y: _Floats
+) -> None: ...
+def gated(level: str, n_threads: int, x: _Floats, *, act: str, y: _Floats) -> None: ...
+def rope_table(
+    level: str, n_threads: int, seq_start: _Ints, seq_rows: _Ints, inv_freq: _Floats, *, magnitude: float, y: _Floats
+) -> None: ...
+def rope_kv(
+    level: str,
+    n_threads: int,
+    seq_slot: _Ints,
+    seq_start: _Ints,
+    seq_rows: _Ints,
+    page_table: _Ints,
+    cos_sin: _Floats,
+    norms: _Floats,
+    *,
+    eps: float,
+    n_heads: int,
+    n_kv_heads: int,
+    page_tokens: int,
+    is_f32: bool,
+    qkv: _Floats,
+    pool: _Bytes,
+) -> None: ...
+def attention(
+    level: str,
+    n_threads: int,
+    seq_slot: _Ints,
+    seq_start: _Ints,
+    seq_rows: _Ints,
+    page_table: _Ints,
+    q: _Floats,
+    *,
+    n_heads: int,
+    n_kv_heads: int,
+    page_tokens: int,
+    is_f32: bool,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    pool: _Bytes,
+    y: _Floats,
+) -> None: ...
+def select_rows(level: str, n_threads: int, x: _Floats, logits_rows: _Ints, *, y: _Floats) -> None: ...
+def softcap(level: str, n_threads: int, *, cap: float, x: _Floats) -> None: ...
+def add(level: str, n_threads: int, y: _Floats, *, x: _Floats) -> None: ...
+def argmax(level: str, x: _Floats) -> int: ...

@@ -1,0 +1,287 @@
+"""`bench ops`: each op of a model's program in one step: its time, its cost, and how near the machine's limit it is.
+
+A step of `n_tokens` tokens in `n_sequences` sequences that each have `context` tokens before them is repeated; the
+native runner tells each op's time. Ops that are alike (kind, shape, format) are one line. The machine's limits are
+measured first (`limits`). What an op reads is taken to come from memory if it is weights or keys and values, with the
+whole step as the working set, and from cache if it is activations alone.
+"""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tiercel.base.errors import ConfigError, RequestFailed
+from tiercel.bench import limits as machine_limits
+from tiercel.bench import machine
+from tiercel.bench.limits import Limits
+from tiercel.bench.offline import Told, make_row
+from tiercel.bench.rows import OURS, Contestant, Row, percentile, spread
+
+if TYPE_CHECKING:
+    from tiercel.ops.lowered import NativeOp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsWork:
+    """The step that is repeated. `n_tokens` are shared out evenly among `n_sequences`."""
+
+    n_tokens: int = 1
+    n_sequences: int = 1
+    context: int = 128
+    num_iters: int = 100
+    num_iters_warmup: int = 10
+
+    def __post_init__(self) -> None:
+        if self.n_sequences < 1 or self.n_tokens < 1 or self.n_tokens % self.n_sequences:
+            raise ConfigError(
+                f"bench ops: got {self.n_tokens} tokens for {self.n_sequences} sequences; need the same number, 1 or "
+                "more, for each"
+            )
+        if self.context < 0 or self.num_iters < 1 or self.num_iters_warmup < 0:
+            raise ConfigError("bench ops: context and num-iters-warmup need 0 or more, num-iters 1 or more")
+
+    @property
+    def len_tokens(self) -> int:
+        """Tokens of one sequence, with the one that is sampled."""
+        return self.context + self.n_tokens // self.n_sequences + 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpLine:
+    """Ops that are alike: how many, what one costs, and the time of each repetition of all of them together."""
+
+    label: str
+    n: int
+    flops: int
+    nbytes: int
+    is_int8: bool
+    is_from_memory: bool
+    ns: tuple[int, ...]
+
+    @property
+    def one_us(self) -> float:
+        """Median time of one."""
+        return percentile(self.ns, 50) / self.n / 1e3
+
+    def limit_frac(self, limits: Limits, step_bytes: int) -> float:
+        """Return the least time the machine could take, over the median time."""
+        working_set = step_bytes if self.is_from_memory else self.nbytes
+        floor_s = limits.floor_s(self.nbytes, self.flops, is_int8=self.is_int8, working_set_bytes=working_set)
+        return floor_s / (self.one_us / 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class OpsResult:
+    """What `bench ops` found. `step_us` holds each repetition's time, from submission to its result."""
+
+    lines: Sequence[OpLine]
+    step_us: Sequence[float]
+    limits: Limits
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step reads from memory at least."""
+        return sum(line.n * line.nbytes for line in self.lines if line.is_from_memory)
+
+    def table(self) -> str:
+        """Return the lines as a table, longest first."""
+        total_ns = sum(percentile(line.ns, 50) for line in self.lines)
+        head = f"{'op':<44} {'n':>4} {'us each':>9} {'share':>6} {'GB/s':>7} {'GOP/s':>8} {'of limit':>8}"
+        told = [head]
+        for line in sorted(self.lines, key=lambda line: -percentile(line.ns, 50)):
+            share = percentile(line.ns, 50) / total_ns if total_ns else 0.0
+            read, done = line.nbytes / line.one_us / 1e3, line.flops / line.one_us / 1e3
+            told.append(
+                f"{line.label:<44} {line.n:>4} {line.one_us:>9.2f} {share:>6.1%} {read:>7.1f} {done:>8.1f} "
+                f"{line.limit_frac(self.limits, self.step_bytes):>8.0%}"
+            )
+        step_us = percentile(self.step_us, 50)
+        told.append(
+            f"step {step_us:,.1f} us, ops {total_ns / 1e3:,.1f} us, the rest {step_us - total_ns / 1e3:,.1f} us "
+            f"({1 - total_ns / 1e3 / step_us:.1%})"
+        )
+        by_set = ", ".join(f"{mib} MiB {rate:.0f}" for mib, rate in self.limits.read_gb_s.items())
+        told.append(
+            f"limits, {self.limits.n_threads} threads: read GB/s {by_set}; float32 {self.limits.f32_gflop_s:,.0f} "
+            f"GFLOP/s; int8 {self.limits.int8_gop_s:,.0f} GOP/s (derived)"
+        )
+        return "\n".join(told)
+
+
+def bench(
+    model: str | None,
+    options: Mapping[str, Any],
+    told: Told,
+    work: OpsWork,
+    *,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> tuple[Row, OpsResult]:
+    """Measure each op of `model`'s program.
+
+    Raises: ConfigError: the step does not fit the engine's limits; RequestFailed: its results changed between
+        repetitions.
+    """
+    from tiercel import boot
+    from tiercel.base.config import engine_options
+    from tiercel.runner.native import chosen_level
+
+    least = {"max_num_batched_tokens": max(512, work.n_tokens), "max_num_seqs": work.n_sequences}
+    plan = boot.make_plan(engine_options(model=model, **{**least, **options}))
+    with plan.checkpoint:
+        on_note("measuring the machine's limits")
+        limits = machine_limits.measure(plan.n_threads, chosen_level())
+        on_note("loading")
+        runner = boot.build_runner(plan)
+        state = machine.describe()
+        try:
+            on_note(f"{work.num_iters} steps")
+            lines, step_us, digest = time_steps(runner, work)
+        finally:
+            runner.close()
+        result = OpsResult(lines, step_us, limits)
+        config = {
+            "work": dataclasses.asdict(work),
+            "engine": {
+                **dataclasses.asdict(plan.options),
+                "model": plan.resolved.display_name,
+                "threads": plan.n_threads,
+            },
+            "limits": dataclasses.asdict(limits),
+            "ops": {
+                line.label: {
+                    "n": line.n,
+                    "flops": line.flops,
+                    "nbytes": line.nbytes,
+                    "limit_frac": line.limit_frac(limits, result.step_bytes),
+                }
+                for line in lines
+            },
+        }
+    measures = {"step_us": spread(step_us)}
+    measures |= {f"{line.label} x {line.n}, all_us": spread([ns / 1e3 for ns in line.ns]) for line in lines}
+    ours = Contestant(machine.versions(), {}, measures, {"digest": digest})
+    return make_row(told, config, {OURS: ours}, {}, state), result
+
+
+def time_steps(runner: Any, work: OpsWork) -> tuple[list[OpLine], list[float], str]:
+    """Repeat the step; return each line of ops, each step's microseconds, and a digest of the sampled tokens."""
+    from tiercel.ops.dims import Bounds
+
+    _admit(runner, work)
+    each = work.n_tokens // work.n_sequences
+    _fill_context(runner, work)
+    # Greedy and at the same place each time: the same tokens, so the same work and the same result.
+    step_us, op_ns, sampled = [], [], set()
+    runner.set_timing(on=True)
+    for i in range(work.num_iters_warmup + work.num_iters):
+        start_ns = time.perf_counter_ns()
+        runner.submit(_plan(i, list(range(work.n_sequences)), work.context, each, samples=True))
+        result = runner.collect()
+        took_ns = time.perf_counter_ns() - start_ns
+        of_ops = runner.take_op_ns()
+        sampled.add(tuple(result.row_token.tolist()))
+        if i >= work.num_iters_warmup:
+            step_us.append(took_ns / 1e3)
+            op_ns.append([ns for _, ns in of_ops])
+    if len(sampled) != 1 or min(next(iter(sampled))) < 0:
+        raise RequestFailed(f"bench ops: one step gave {len(sampled)} different results; need one; report this")
+    # A query of the step sees the context, and half of the step's own tokens on average.
+    bounds = Bounds(work.n_tokens, work.n_sequences, work.n_sequences, work.context + (each + 1) // 2)
+    digest = hashlib.sha256(str(next(iter(sampled))).encode()).hexdigest()[:16]
+    return group_ops([op for op, _ in of_ops], op_ns, bounds), step_us, digest
+
+
+def group_ops(ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds: Any) -> list[OpLine]:
+    """Put ops that are alike into one line each, in order of first use. `op_ns`: repetition -> op -> nanoseconds."""
+    from tiercel.ops.lowered import Attention, BufferKind, LinearGroup, cost, weights_of
+
+    alike: dict[str, list[int]] = {}
+    for i, op in enumerate(ops):
+        alike.setdefault(label_of(op), []).append(i)
+    lines = []
+    for label, places in alike.items():
+        op = ops[places[0]]
+        one = cost(op, bounds)
+        is_linear = isinstance(op, LinearGroup)
+        lines.append(
+            OpLine(
+                label,
+                len(places),
+                one.flops,
+                one.nbytes,
+                isinstance(op, LinearGroup) and op.x.kind is BufferKind.Q8,
+                isinstance(op, Attention) or (is_linear and bool(weights_of(op))),
+                tuple(sum(row[i] for i in places) for row in op_ns),
+            )
+        )
+    return lines
+
+
+def label_of(op: "NativeOp") -> str:
+    """Return what an op's line is called: all that decides its cost."""
+    from tiercel.ops.lowered import Attention, Embed, LinearGroup, writes
+
+    if isinstance(op, LinearGroup):
+        formats = "+".join(dict.fromkeys(str(part.w.format) for part in op.parts))
+        n = sum(part.w.shape[0] for part in op.parts)
+        return f"linear {formats} [{op.y.rows},{op.x.width}]->{n}{' + residual' if op.residual else ''}"
+    if isinstance(op, Attention):
+        return f"attention H={op.n_heads} K={op.n_kv_heads} D={op.head_dim}" + (
+            f" window {op.window}" if op.window else ""
+        )
+    y = writes(op)
+    more = f" {op.w.format}" if isinstance(op, Embed) else " + residual" if getattr(op, "residual", None) else ""
+    return f"{op.kind} [{y.rows},{y.width}] {y.kind}{more}"
+
+
+def _admit(runner: Any, work: OpsWork) -> None:
+    import random
+
+    from tiercel.protocol.params import SamplingParams
+    from tiercel.runner.capacity import pages_for
+
+    limits = runner.limits
+    n_pages = pages_for(work.len_tokens, limits.page_size_tokens)
+    if work.len_tokens > limits.max_len_tokens or n_pages * work.n_sequences > limits.n_pages:
+        raise ConfigError(
+            f"bench ops: {work.n_sequences} sequences of {work.len_tokens} tokens need "
+            f"{n_pages * work.n_sequences} pages; there are {limits.n_pages}, and a sequence has at most "
+            f"{limits.max_len_tokens} tokens; lower --context, or raise --kv-cache-memory-bytes"
+        )
+    source = random.Random(0)
+    low, high = limits.vocab_size // 10, max(limits.vocab_size * 9 // 10, limits.vocab_size // 10 + 1)
+    for slot in range(work.n_sequences):
+        tokens = [source.randrange(low, high) for _ in range(work.len_tokens - 1)]
+        runner.admit(slot, tokens, len(tokens), SamplingParams(temperature=0.0), slot, ())
+        runner.set_pages(slot, 0, range(slot * n_pages, (slot + 1) * n_pages))
+
+
+def _fill_context(runner: Any, work: OpsWork) -> None:
+    """Compute the tokens before the step, so that attention reads real keys and values."""
+    step_id = 1 << 20
+    for slot in range(work.n_sequences):
+        for start in range(0, work.context, runner.limits.max_step_tokens):
+            n = min(runner.limits.max_step_tokens, work.context - start)
+            runner.submit(_plan(step_id, [slot], start, n, samples=False))
+            runner.collect()
+            step_id += 1
+
+
+def _plan(step_id: int, slots: Sequence[int], start: int, n: int, *, samples: bool) -> Any:
+    import numpy as np
+
+    from tiercel.protocol.step import StepPlan
+
+    count = len(slots)
+    return StepPlan(
+        step_id=step_id,
+        seq_slot=np.array(slots, np.int32),
+        seq_start=np.full(count, start, np.int32),
+        seq_tokens=np.full(count, n, np.int32),
+        seq_samples=np.full(count, samples, np.bool_),
+        seq_scores=np.zeros(count, np.bool_),
+        n_logprobs=None,
+    )

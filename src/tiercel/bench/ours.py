@@ -1,0 +1,94 @@
+"""Our engine as a contestant: `LLM` in this process, prompts as token ids, greedy, to the asked length."""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tiercel.bench import machine
+from tiercel.bench.contest import Competitor, Request, Run
+from tiercel.bench.rows import OURS
+
+
+class LocalEngine(Competitor, Protocol):
+    """What a benchmark needs of ours beyond competing."""
+
+    model_name: str
+    model_path: Path
+    vocab_size: int
+    n_threads: int
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's token ids, as a prompt has them."""
+        ...
+
+    def close(self) -> None:
+        """End the engine."""
+        ...
+
+
+class OurEngine:
+    """A `LLM` that competes. Owns it; `close` ends it."""
+
+    name = OURS
+
+    def __init__(self, llm: Any) -> None:
+        from tiercel.runner.native import chosen_level
+
+        plan = llm.engine.plan
+        self._llm = llm
+        self.model_name: str = plan.resolved.display_name
+        self.model_path: Path = plan.resolved.path
+        self.vocab_size: int = plan.info.vocab_size
+        self.n_threads: int = plan.n_threads
+        self.versions: Mapping[str, str] = machine.versions(("numpy", "tokenizers"))
+        self.config: Mapping[str, Any] = {
+            **dataclasses.asdict(plan.options),
+            "model": self.model_name,
+            "weights_digest": plan.checkpoint.digest(),
+            "kv_cache_dtype": plan.kv_dtype,
+            "threads": plan.n_threads,
+            "isa": chosen_level(),
+            "capacity": dataclasses.asdict(plan.capacity),
+        }
+
+    def encode(self, text: str) -> list[int]:
+        """See `LocalEngine.encode`."""
+        return list(self._llm.get_tokenizer().encode(text))
+
+    def generate(self, requests: Sequence[Request]) -> Run:
+        """See `Competitor.generate`."""
+        from tiercel.protocol.params import SamplingParams
+
+        prompts = [{"prompt_token_ids": list(one.token_ids)} for one in requests]
+        # No detokenizer: peers are asked for token ids too.
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=one.max_tokens, ignore_eos=True, detokenize=False)
+            for one in requests
+        ]
+        start_s = time.perf_counter()
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        elapsed_s = time.perf_counter() - start_s
+        firsts = [_first_token_s(one.metrics) for one in outputs]
+        known = [first for first in firsts if first is not None]
+        return Run(
+            tuple(tuple(one.outputs[0].token_ids) for one in outputs),
+            elapsed_s,
+            tuple(known) if len(known) == len(firsts) else None,
+        )
+
+    def close(self) -> None:
+        """See `LocalEngine.close`."""
+        self._llm.close()
+
+
+def _first_token_s(metrics: Any) -> float | None:
+    return None if metrics is None or metrics.first_token_s is None else metrics.first_token_s - metrics.arrival_s
+
+
+def open_engine(model: str | None, options: Mapping[str, Any]) -> LocalEngine:
+    """Load `model`. Prefix caching is off unless the options say otherwise: repeated prompts must be computed."""
+    from tiercel.llm.llm import LLM
+
+    return OurEngine(LLM(model, **{"enable_prefix_caching": False, **options}))

@@ -1,0 +1,145 @@
+"""Pictures as SVG text, made of lines, dots and words; no library. Knows no measurement but its numbers."""
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiercel.base.errors import ConfigError
+from tiercel.bench.ops import OpsResult
+from tiercel.bench.rows import percentile
+
+_WIDTH, _HEIGHT = 760, 460
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 240, 40, 50
+COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#8e5aa8", "#b58900", "#2a9d8f", "#6c757d", "#d1495b")
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Two logarithmic axes and where they are on the picture."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Return where a point is, kept inside the picture."""
+        return (
+            _LEFT + _part(x, self.x) * (_WIDTH - _LEFT - _RIGHT),
+            _HEIGHT - _BOTTOM - _part(y, self.y) * (_HEIGHT - _TOP - _BOTTOM),
+        )
+
+
+def roofline(result: OpsResult) -> str:
+    """Return the picture of a step's ops under the machine's limits: rate over operations a byte."""
+    limits = result.limits
+    read = limits.read_rate(result.step_bytes)
+    dots = [
+        (line.label, line.flops / line.nbytes, line.flops / line.one_us / 1e3, percentile(line.ns, 50))
+        for line in result.lines
+        if line.flops and line.nbytes
+    ]
+    xs = [x for _, x, _, _ in dots] + [0.25, 2 * limits.int8_gop_s / read]
+    ys = [y for _, _, y, _ in dots] + [limits.int8_gop_s * 1.5, min(xs) * read]
+    axes = Axes((min(xs) / 2, max(xs) * 2), (max(min(ys) / 2, 1e-3), max(ys) * 1.5))
+    parts = [*_frame(axes, "operations a byte", "GOP/s"), _words(_LEFT, 24, "Roofline of one step", size=15)]
+    for name, ceiling, dash in (("int8", limits.int8_gop_s, ""), ("float32", limits.f32_gflop_s, "6 4")):
+        knee = ceiling / read
+        points = [(axes.x[0], axes.x[0] * read), (knee, ceiling), (axes.x[1], ceiling)]
+        parts.append(_line([axes.at(x, y) for x, y in points], "#444", dash=dash))
+        x, y = axes.at(axes.x[1], ceiling)
+        parts.append(_words(x - 4, y - 5, f"{name} {ceiling:,.0f} GOP/s", end=True))
+    x, y = axes.at(axes.x[0] * 1.5, axes.x[0] * 1.5 * read)
+    parts.append(_words(x + 8, y + 4, f"read {read:.0f} GB/s"))
+    for i, (label, x_value, y_value, ns) in enumerate(sorted(dots, key=lambda dot: -dot[3])):
+        colour = COLOURS[i % len(COLOURS)]
+        x, y = axes.at(x_value, y_value)
+        radius = 3 + 9 * math.sqrt(ns / max(dot[3] for dot in dots))
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}" fill-opacity="0.6"/>')
+        row = _TOP + 14 + 16 * i
+        parts.append(f'<circle cx="{_WIDTH - _RIGHT + 14}" cy="{row - 4}" r="4" fill="{colour}"/>')
+        parts.append(_words(_WIDTH - _RIGHT + 24, row, label, size=10))
+    return svg(parts, _WIDTH, _HEIGHT)
+
+
+def svg(parts: Sequence[str], width: int, height: int) -> str:
+    """Return a whole picture made of `parts`."""
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'role="img">\n<rect width="{width}" height="{height}" fill="#fff"/>\n{body}\n</svg>\n'
+    )
+
+
+def steps(title: str, series: Sequence[tuple[str, Sequence[float]]], unit: str) -> str:
+    """Return the picture of how values are distributed: for each series, the part of its values up to each value."""
+    width, height, left, right, top, bottom = 460, 260, 50, 16, 36, 40
+    most = max((max(values) for _, values in series if values), default=0.0) or 1.0
+    parts = [_words(left, 20, title, size=14)]
+
+    def at(value: float, frac: float) -> tuple[float, float]:
+        return left + value / most * (width - left - right), height - bottom - frac * (height - top - bottom)
+
+    for frac in (0.0, 0.5, 0.9, 1.0):
+        x, y = at(0, frac)
+        parts += [_line([(x, y), at(most, frac)], "#ddd"), _words(x - 6, y + 4, f"{frac:.0%}", end=True)]
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x, y = at(part * most, 0)
+        parts.append(_words(x, y + 16, f"{part * most:.4g}", middle=True))
+    parts.append(_words(width - right, height - 6, unit, end=True))
+    for i, (name, values) in enumerate(series):
+        ordered = sorted(values)
+        points = [at(ordered[0] if ordered else 0.0, 0.0)]
+        for n, value in enumerate(ordered, 1):
+            points += [at(value, (n - 1) / len(ordered)), at(value, n / len(ordered))]
+        parts.append(_line(points, COLOURS[i % len(COLOURS)], width=2))
+        parts.append(_words(width - right, top + 16 * (i + 1), name, end=True, colour=COLOURS[i % len(COLOURS)]))
+    return svg(parts, width, height)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a picture or report to `path`.
+
+    Raises: ConfigError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path.name}: {error.strerror}; need a file that can be written") from None
+
+
+def _part(value: float, span: tuple[float, float]) -> float:
+    part = math.log(max(value, 1e-12) / span[0]) / math.log(span[1] / span[0])
+    return min(max(part, 0.0), 1.0)
+
+
+def _frame(axes: Axes, x_name: str, y_name: str) -> Iterator[str]:
+    left, bottom = axes.at(axes.x[0], axes.y[0])
+    right, top = axes.at(axes.x[1], axes.y[1])
+    yield _line([(left, top), (left, bottom), (right, bottom)], "#000")
+    for power in range(math.ceil(math.log10(axes.x[0])), math.floor(math.log10(axes.x[1])) + 1):
+        x, _ = axes.at(10.0**power, axes.y[0])
+        yield _line([(x, top), (x, bottom)], "#eee")
+        yield _words(x, bottom + 16, f"{10.0**power:g}", middle=True)
+    for power in range(math.ceil(math.log10(axes.y[0])), math.floor(math.log10(axes.y[1])) + 1):
+        _, y = axes.at(axes.x[0], 10.0**power)
+        yield _line([(left, y), (right, y)], "#eee")
+        yield _words(left - 6, y + 4, f"{10.0**power:g}", end=True)
+    yield _words((left + right) / 2, bottom + 36, x_name, middle=True)
+    yield _words(left, top - 8, y_name)
+
+
+def _line(points: Sequence[tuple[float, float]], colour: str, *, dash: str = "", width: float = 1) -> str:
+    told = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<polyline points="{told}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashed}/>'
+
+
+def _words(
+    x: float, y: float, text: str, *, size: int = 11, end: bool = False, middle: bool = False, colour: str = "#222"
+) -> str:
+    anchor = "end" if end else "middle" if middle else "start"
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}">'
+        f"{html.escape(text)}</text>"
+    )
