@@ -108,7 +108,7 @@ struct EmbedArgs {
   float scale;
 };
 
-// y = x / sqrt(mean(x^2) + eps) * w, over n_heads groups of width columns each (n_heads = 1 for a whole row). Results go to y (f32) or,
+// y = x / sqrt(mean(x^2) + eps) * w over each row of width columns. Results go to y (f32) or,
 // when yq is set, are rounded to int8 there. With residual set, y = residual + norm(x).
 struct NormArgs {
   const float* x;

@@ -1,0 +1,101 @@
+// Rotary tables, and the step's keys and values on their way into the page pool.
+//
+// Orders that are contract:
+//   table     angle = float(pos) * inv_freq, rounded to f32; cos and sin of that by the C library in double, times
+//   magnitude, to f32. norms     as rows.hpp, over one head's D columns. rotation  x1' = fma(x1, cos, -(x2 * sin)); x2'
+//   = fma(x2, cos, x1 * sin).
+// F16 pages hold round-to-nearest-even halves. The k columns of qkv are worked on in place; after the call they hold
+// the normed and rotated keys.
+#include "rows.hpp"
+#include "table.hpp"
+
+namespace tiercel::TIERCEL_LEVEL {
+namespace {
+
+TIERCEL_INLINE void rotate(float* x, const float* cos_sin, int64_t d2) {
+  for (int64_t i = 0; i < d2; i += 16) {
+    const int n = lanes_left(i, d2);
+    const F16v x1 = load_n(x + i, n), x2 = load_n(x + d2 + i, n);
+    const F16v c = load_n(cos_sin + i, n), s = load_n(cos_sin + d2 + i, n);
+    store_n(x + i, fma(x1, c, neg(mul(x2, s))), n);
+    store_n(x + d2 + i, fma(x2, c, mul(x1, s)), n);
+  }
+}
+
+// Where one token lives: its run's K^T and its lane there.
+struct TokenSlot {
+  uint8_t* run;
+  int lane;
+};
+
+TIERCEL_INLINE TokenSlot token_slot(const RopeKvArgs& a, const StepView& view, int64_t t) {
+  const int64_t pos = view.row_pos[t], in_page = pos % a.kv.page_tokens;
+  const int32_t* pages = view.page_table + view.seq_slot[view.row_seq[t]] * view.page_table_stride;
+  const int64_t run_bytes = int64_t{32} * a.head_dim * (a.kv.type == KvType::F16 ? 2 : 4);
+  return {a.kv.base + pages[pos / a.kv.page_tokens] * a.kv.page_stride_bytes + in_page / 16 * run_bytes,
+          static_cast<int>(in_page % 16)};
+}
+
+void write_f16(uint16_t* run, int lane, const float* k, const float* v, int64_t head_dim) {
+  uint16_t* row = run + 16 * head_dim + lane * head_dim;
+  for (int64_t d = 0; d < head_dim; d += 16) {
+    const int n = lanes_left(d, head_dim);
+    uint16_t column[16];
+    store_f16(column, load_n(k + d, n));
+    for (int i = 0; i < n; ++i) run[(d + i) * 16 + lane] = column[i];
+    if (n == 16) {
+      store_f16(row + d, load(v + d));
+    } else {
+      store_f16(column, load_n(v + d, n));
+      std::memcpy(row + d, column, static_cast<size_t>(n) * 2);
+    }
+  }
+}
+
+void write_f32(float* run, int lane, const float* k, const float* v, int64_t head_dim) {
+  for (int64_t d = 0; d < head_dim; ++d) run[d * 16 + lane] = k[d];
+  std::memcpy(run + 16 * head_dim + lane * head_dim, v, static_cast<size_t>(head_dim) * 4);
+}
+
+}  // namespace
+
+void rope_table(const RopeTableArgs& a, const StepView& view, const ThreadCtx& ctx) {
+  const Range rows = share(view.n_tokens, ctx);
+  for (int64_t t = rows.begin; t < rows.end; ++t) {
+    float* cosines = a.cos_sin + t * a.ld;
+    const float pos = static_cast<float>(view.row_pos[t]);
+    for (int64_t j = 0; j < a.d2; ++j) {
+      const float angle = pos * a.inv_freq[j];
+      cosines[j] = static_cast<float>(__builtin_cos(static_cast<double>(angle)) * static_cast<double>(a.magnitude));
+      cosines[a.d2 + j] =
+          static_cast<float>(__builtin_sin(static_cast<double>(angle)) * static_cast<double>(a.magnitude));
+    }
+  }
+}
+
+void rope_kv(const RopeKvArgs& a, const StepView& view, const ThreadCtx& ctx) {
+  const int64_t D = a.head_dim;
+  const Range rows = share(view.n_tokens, ctx);
+  for (int64_t t = rows.begin; t < rows.end; ++t) {
+    float* row = a.qkv + t * a.ld;
+    const float* cos_sin = a.cos_sin != nullptr ? a.cos_sin + t * a.ld_cos_sin : nullptr;
+    for (int64_t h = 0; h < a.n_heads + a.n_kv_heads; ++h) {
+      float* x = row + h * D;
+      const float* w = h < a.n_heads ? a.q_norm : a.k_norm;
+      if (w != nullptr) norm_row(x, D, w, a.eps, nullptr, x);
+      if (cos_sin != nullptr) rotate(x, cos_sin, a.d2);
+    }
+    const TokenSlot slot = token_slot(a, view, t);
+    for (int64_t h = 0; h < a.n_kv_heads; ++h) {
+      const float* k = row + (a.n_heads + h) * D;
+      const float* v = k + a.n_kv_heads * D;
+      uint8_t* run = slot.run + h * a.kv.head_stride_bytes;
+      if (a.kv.type == KvType::F16)
+        write_f16(reinterpret_cast<uint16_t*>(run), slot.lane, k, v, D);
+      else
+        write_f32(reinterpret_cast<float*>(run), slot.lane, k, v, D);
+    }
+  }
+}
+
+}  // namespace tiercel::TIERCEL_LEVEL

@@ -1,0 +1,150 @@
+// Kernels whose output row needs one input row: norm, gated activation, softcap, add, row selection, argmax.
+//
+// Orders that are contract (same bits at every level and for every split over threads):
+//   norm      sum of squares as in rows.hpp; factor = 1 / sqrt(sum / width + eps); (x * factor) * w; residual + that.
+//   gated     silu: gate / (1 + exp(-gate)); gelu_tanh: gate / (1 + exp(-c * fma(0.044715 g^2, g, g))); then times up.
+//   softcap   cap * tanh(x / cap).
+// Rows are dealt to threads whole where a row has a reduction or is rounded to int8; elementwise kernels may also cut a
+// row.
+//
+// REQUIRES: with yq set, ctx.scratch holds one row of floats, and the row's width is a multiple of 32.
+#include "rows.hpp"
+
+#include "table.hpp"
+
+namespace tiercel::TIERCEL_LEVEL {
+namespace {
+
+// Cuts m rows of `width` columns into pieces for elementwise work: whole rows, or n_threads pieces a row when rows are
+// few.
+template <class Fn>
+TIERCEL_INLINE void for_pieces(int64_t m, int64_t width, const ThreadCtx& ctx, Fn fn) {
+  const int64_t n_cuts = m < ctx.n_threads ? ctx.n_threads : 1;
+  const int64_t cut = ((width + n_cuts - 1) / n_cuts + 15) / 16 * 16;
+  const Range mine = share(m * n_cuts, ctx);
+  for (int64_t u = mine.begin; u < mine.end; ++u) {
+    const int64_t begin = u % n_cuts * cut;
+    const int64_t end = begin + cut < width ? begin + cut : width;
+    if (begin < end) fn(u / n_cuts, begin, end);
+  }
+}
+
+// Applies fn to the 16-lane vectors of columns [begin, end); the last may be short.
+template <class Fn>
+TIERCEL_INLINE void for_vectors(int64_t begin, int64_t end, Fn fn) {
+  for (int64_t i = begin; i < end; i += 16) fn(i, lanes_left(i, end));
+}
+
+TIERCEL_INLINE F16v load_part(const float* p, int n) { return n == 16 ? load(p) : load_n(p, n); }
+TIERCEL_INLINE void store_part(float* p, F16v v, int n) {
+  if (n == 16)
+    store(p, v);
+  else
+    store_n(p, v, n);
+}
+
+TIERCEL_INLINE F16v silu(F16v g) { return div(g, add(set1(1.0f), exp(neg(g)))); }
+
+// g / 2 * (1 + tanh(u)) is g * sigmoid(2u), which keeps its digits where the tanh is near -1.
+TIERCEL_INLINE F16v gelu_tanh(F16v g) {
+  const F16v cubic = fma(mul(mul(g, g), set1(0.044715f)), g, g);
+  return div(g, add(set1(1.0f), exp(mul(cubic, set1(-1.5957691216057308f)))));  // -2 sqrt(2 / pi)
+}
+
+template <class Act>
+TIERCEL_INLINE void gated_row(const float* x, int64_t f, float* y, Act act) {
+  for_vectors(0, f,
+              [&](int64_t i, int n) { store_part(y + i, mul(act(load_part(x + i, n)), load_part(x + f + i, n)), n); });
+}
+
+// A block of argmax: small enough that finding the index again inside the winner costs nothing.
+constexpr int64_t kArgmaxBlock = 1024;
+
+// The scalar definition, also for rows with a NaN or a +infinity.
+int64_t argmax_plain(const float* x, int64_t n) {
+  int64_t best = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (x[i] != x[i]) return -1;
+    if (x[i] > x[best]) best = i;
+  }
+  return n > 0 ? best : -1;
+}
+
+}  // namespace
+
+void norm(const NormArgs& a, const ThreadCtx& ctx) {
+  const Range rows = share(a.m, ctx);
+  float* buffer = reinterpret_cast<float*>(ctx.scratch);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* residual = a.residual != nullptr ? a.residual + r * a.ld_residual : nullptr;
+    float* y = a.yq != nullptr ? buffer : a.y + r * a.ldy;
+    norm_row(a.x + r * a.ldx, a.width, a.w, a.eps, residual, y);
+    if (a.yq != nullptr) quantize_row(y, a.width, a.yq->data + r * a.yq->stride_bytes);
+  }
+}
+
+void gated(const GatedArgs& a, const ThreadCtx& ctx) {
+  const Range rows = share(a.m, ctx);
+  float* buffer = reinterpret_cast<float*>(ctx.scratch);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* x = a.x + r * a.ldx;
+    float* y = a.yq != nullptr ? buffer : a.y + r * a.ldy;
+    if (a.act == Activation::Silu)
+      gated_row(x, a.f, y, [](F16v g) { return silu(g); });
+    else
+      gated_row(x, a.f, y, [](F16v g) { return gelu_tanh(g); });
+    if (a.yq != nullptr) quantize_row(y, a.f, a.yq->data + r * a.yq->stride_bytes);
+  }
+}
+
+void select_rows(const SelectRowsArgs& a, const StepView& view, const ThreadCtx& ctx) {
+  const Range rows = share(view.n_rows, ctx);
+  for (int64_t r = rows.begin; r < rows.end; ++r)
+    std::memcpy(a.y + r * a.ldy, a.x + view.logits_rows[r] * a.ldx, static_cast<size_t>(a.width) * sizeof(float));
+}
+
+void softcap(const SoftcapArgs& a, const ThreadCtx& ctx) {
+  const F16v cap = set1(a.cap);
+  for_pieces(a.m, a.width, ctx, [&](int64_t r, int64_t begin, int64_t end) {
+    float* x = a.x + r * a.ldx;
+    for_vectors(begin, end,
+                [&](int64_t i, int n) { store_part(x + i, mul(cap, tanh(div(load_part(x + i, n), cap))), n); });
+  });
+}
+
+void add(const AddArgs& a, const ThreadCtx& ctx) {
+  for_pieces(a.m, a.width, ctx, [&](int64_t r, int64_t begin, int64_t end) {
+    float* x = a.x + r * a.ldx;
+    const float* y = a.y + r * a.ldy;
+    for_vectors(begin, end,
+                [&](int64_t i, int n) { store_part(x + i, add(load_part(x + i, n), load_part(y + i, n)), n); });
+  });
+}
+
+int64_t argmax(const float* x, int64_t n) {
+  const F16v infinity = set1(__builtin_inff()), one = set1(1.0f);
+  F16v odd = zero();  // 1 in a lane that met a NaN or +infinity: neither is below +infinity
+  int64_t winner = 0;
+  float best = -__builtin_inff();
+  const int64_t whole = n / 16 * 16;
+  for (int64_t block = 0; block < whole; block += kArgmaxBlock) {
+    const int64_t end = block + kArgmaxBlock < whole ? block + kArgmaxBlock : whole;
+    F16v top = set1(-__builtin_inff());
+    for (int64_t i = block; i < end; i += 16) {
+      const F16v v = load(x + i);
+      top = max(v, top);
+      odd = max(odd, zero_below(one, v, infinity));
+    }
+    const float block_best = reduce_max(top);
+    if (block_best > best) best = block_best, winner = block;
+  }
+  if (reduce_max(odd) != 0.0f) return argmax_plain(x, n);
+  int64_t index = -1;
+  for (int64_t i = winner; i < whole && index < 0; ++i)
+    if (x[i] == best) index = i;
+  const int64_t tail = argmax_plain(x + whole, n - whole);
+  if (tail < 0) return whole < n ? -1 : index;
+  return index < 0 || x[whole + tail] > best ? whole + tail : index;
+}
+
+}  // namespace tiercel::TIERCEL_LEVEL

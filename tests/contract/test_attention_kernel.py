@@ -1,0 +1,129 @@
+"""Attention over pages, and what puts keys and values there, against their definitions, at every level."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tiercel import _native
+from tiercel.ops import reference
+from tiercel.ops.reference import TOLERANCE
+
+LEVELS = _native.kernel_levels()
+CASES = [  # H, K, D, page_tokens, float32 pool, window, softcap
+    (9, 3, 64, 16, False, 0, 0.0),
+    (4, 1, 24, 16, True, 37, 0.0),
+    (8, 8, 80, 32, False, 0, 20.0),
+    (4, 2, 128, 48, True, 0, 0.0),
+    (4, 2, 256, 16, False, 300, 50.0),
+]
+
+
+class Sequences:
+    """Some sequences' q, k and v, and a pool of shuffled pages that the native kernels fill with them, step by step."""
+
+    def __init__(self, case, lengths, level, n_threads):
+        self.H, self.K, self.D, self.page_tokens, self.is_f32, self.window, self.softcap = case
+        self.level, self.n_threads, self.lengths = level, n_threads, lengths
+        rng = np.random.default_rng(5)
+        self.qkv = [rng.standard_normal((n, self.H + 2 * self.K, self.D)).astype(np.float32) for n in lengths]
+        n_pages = max(-(-n // self.page_tokens) for n in lengths)
+        self.page_table = rng.permutation(len(lengths) * n_pages).astype(np.int32).reshape(len(lengths), n_pages)
+        page_bytes = self.K * 2 * self.page_tokens * self.D * (4 if self.is_f32 else 2)
+        self.pool = np.full(self.page_table.size * page_bytes, 0xFF, np.uint8)  # NaN in both types
+        self.done = [0] * len(lengths)
+
+    def step(self, *pieces):
+        """Compute the next n rows of sequence s for each (s, n); returns the outputs by piece."""
+        slots = np.array([s for s, _ in pieces], np.int32)
+        start = np.array([self.done[s] for s, _ in pieces], np.int32)
+        rows = np.array([0, *itertools.accumulate(n for _, n in pieces)], np.int32)
+        parts = [self.qkv[s][self.done[s] : self.done[s] + n] for s, n in pieces]
+        qkv = np.concatenate(parts).reshape(rows[-1], -1).copy()
+        pages = {"page_tokens": self.page_tokens, "is_f32": self.is_f32, "n_heads": self.H, "n_kv_heads": self.K}
+        nothing = np.zeros((0, 0), np.float32)
+        at = (self.level, self.n_threads, slots, start, rows, self.page_table)
+        _native.rope_kv(*at, nothing, nothing, eps=0.0, qkv=qkv, pool=self.pool, **pages)
+        q = np.ascontiguousarray(qkv[:, : self.H * self.D])
+        y = np.full_like(q, np.nan)
+        limits = {"scale": self.D**-0.5, "window": self.window, "softcap": self.softcap}
+        _native.attention(*at, q, **pages, **limits, pool=self.pool, y=y)
+        for s, n in pieces:
+            self.done[s] += n
+        return [y[a:b].reshape(-1, self.H, self.D) for a, b in itertools.pairwise(rows)]
+
+    def expected(self, s, start, n):
+        q, k, v = np.split(self.qkv[s], [self.H, self.H + self.K], axis=1)
+        if not self.is_f32:
+            k, v = k.astype(np.float16).astype(np.float32), v.astype(np.float16).astype(np.float32)
+        limits = {"scale": self.D**-0.5, "window": self.window, "softcap": self.softcap}
+        return reference.attention(q[start : start + n], k, v, start=start, **limits)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_attention_of_a_mixed_step_agrees_with_its_definition(level, case):
+    tolerance = TOLERANCE["attention"]
+    sequences = Sequences(case, [290, 1, 70, 33], level, n_threads=2)
+    sequences.step((0, 250), (2, 3))
+    steps = [((0, 1), (1, 1), (2, 40), (3, 33)), ((2, 27), (0, 39))]
+    for pieces in steps:
+        starts = [sequences.done[s] for s, _ in pieces]
+        for (s, n), start, got in zip(pieces, starts, sequences.step(*pieces), strict=True):
+            np.testing.assert_allclose(got, sequences.expected(s, start, n), rtol=tolerance.rtol, atol=tolerance.atol)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_sequence_decoded_by_tokens_has_the_bits_of_one_prefill(level):
+    whole = Sequences(CASES[0], [300], level, n_threads=1).step((0, 300))[0]
+    sequences = Sequences(CASES[0], [300], level, n_threads=3)
+    parts = [sequences.step((0, n))[0] for n in (240, *[1] * 20, 7, 33)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def keys_and_values(pool, n_kv_heads, head_dim, dtype):
+    """The pool as k and v [page, kv head, token, D]; pages of one run."""
+    runs = pool.view(dtype).reshape(-1, n_kv_heads, 2, 16 * head_dim)
+    k = runs[:, :, 0].reshape(-1, n_kv_heads, head_dim, 16).swapaxes(2, 3)
+    return k, runs[:, :, 1].reshape(-1, n_kv_heads, 16, head_dim)
+
+
+@pytest.mark.parametrize("d2", [12, 5])
+@pytest.mark.parametrize("is_f32", [True, False])
+@pytest.mark.parametrize("level", LEVELS)
+def test_rope_kv_norms_rotates_and_stores(level, is_f32, d2):
+    H, K, D, n = 4, 2, 24, 21
+    rng = np.random.default_rng(6)
+    qkv = rng.standard_normal((n, H + 2 * K, D)).astype(np.float32)
+    norms = rng.standard_normal((2, D)).astype(np.float32)
+    inv_freq = rng.random(d2).astype(np.float32)
+    cos_sin = reference.rope_table(np.arange(n), inv_freq)
+    page_table = np.array([[2, 0]], np.int32)
+    pool = np.zeros(3 * K * 32 * D * (4 if is_f32 else 2), np.uint8)
+    rows = qkv.reshape(n, -1).copy()
+    slot, start, seq_rows = np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([0, n], np.int32)
+    pages = {"page_tokens": 16, "is_f32": is_f32, "n_heads": H, "n_kv_heads": K}
+    _native.rope_kv(level, 2, slot, start, seq_rows, page_table, cos_sin, norms, eps=1e-6, qkv=rows, pool=pool, **pages)
+
+    q = reference.rope(reference.rms_norm(qkv[:, :H], norms[0], 1e-6), cos_sin)
+    k = reference.rope(reference.rms_norm(qkv[:, H : H + K], norms[1], 1e-6), cos_sin)
+    tolerance = {
+        "rtol": TOLERANCE["rope"].rtol,
+        "atol": 4 * TOLERANCE["rope"].atol,
+    }  # a norm, then a rotation
+    np.testing.assert_allclose(rows.reshape(n, -1, D)[:, :H], q, **tolerance)
+    if not is_f32:
+        tolerance = {"rtol": 2.0**-10, "atol": 1e-6}
+    stored_k, stored_v = keys_and_values(pool, K, D, np.float32 if is_f32 else np.float16)
+    for t in range(n):
+        page, lane = page_table[0, t // 16], t % 16
+        np.testing.assert_allclose(stored_k[page, :, lane], k[t], **tolerance)
+        np.testing.assert_array_equal(stored_v[page, :, lane], qkv[t, H + K :].astype(stored_v.dtype))
+    assert not stored_v[1].any()  # the page of no sequence
+
+
+def test_a_page_outside_the_pool_is_refused():
+    sequences = Sequences(CASES[0], [40], LEVELS[0], n_threads=1)
+    sequences.page_table[0, 1] = 99
+    with pytest.raises(ValueError, match="page 99"):
+        sequences.step((0, 20))
