@@ -1,0 +1,120 @@
+// Rows of a packed matrix as f32: the embedding look-up. Values are GGUF's dequantisation bit for bit, times args.scale (one rounding;
+// no multiplication when it is 1).
+#include "formats.hpp"
+#include "table.hpp"
+
+namespace tiercel::TIERCEL_LEVEL {
+namespace {
+
+TIERCEL_INLINE uint32_t lane_dword(const uint8_t* vector, int64_t lane) {
+  uint32_t v;
+  std::memcpy(&v, vector + lane * 4, 4);
+  return v;
+}
+
+// The 32 stored weights of one output row in a body.
+template <Format F>
+TIERCEL_INLINE void gather_weights(const uint8_t* body, int64_t lane, uint8_t* q) {
+  if constexpr (F == Format::Q8_0) {
+    for (int j = 0; j < 8; ++j) std::memcpy(q + 4 * j, body + j * 64 + lane * 4, 4);
+    return;
+  }
+  uint32_t quads[8];
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t both = lane_dword(body + j * 64, lane);
+    quads[j] = both & 0x0f0f0f0fu;
+    quads[j + 4] = (both >> 4) & 0x0f0f0f0fu;
+  }
+  if constexpr (has_fifth_bit(F)) {
+    const uint32_t high = lane_dword(body + 256, lane);
+    for (int j = 0; j < 8; ++j) quads[j] |= ((high >> j) & 0x01010101u) << 4;
+  }
+  if constexpr (F == Format::Q6_K)
+    for (int j = 0; j < 8; ++j) quads[j] |= ((lane_dword(body + 256 + j / 4 * 64, lane) >> (j % 4 * 2)) & 0x03030303u) << 4;
+  std::memcpy(q, quads, 32);
+}
+
+constexpr float zero_point(Format f) {
+  switch (f) {
+    case Format::Q4_0: return 8.0f;
+    case Format::Q5_0: return 16.0f;
+    case Format::Q6_K: return 32.0f;
+    default: return 128.0f;
+  }
+}
+
+TIERCEL_INLINE float pick(F16v v, int64_t lane) {
+  float all[16];
+  store(all, v);
+  return all[lane];
+}
+
+TIERCEL_INLINE F16v scaled(F16v v, float scale) { return scale == 1.0f ? v : mul(v, set1(scale)); }
+
+template <Format F>
+void quantized_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
+  const int64_t lane = row % 16;
+  Weights<F> from(w.data + row / 16 * w.tile_bytes);
+  uint8_t q[32];
+  for (int64_t g = 0; g < w.k / kGroup; ++g, from.next()) {
+    gather_weights<F>(from.body, lane, q);
+    const float d = pick(from.scale(), lane);
+    for (int half = 0; half < 2; ++half) {
+      F16v v = to_float(load_u8(q + half * 16));
+      if constexpr (kind_of(F) == Kind::Min) {
+        v = add(mul(set1(d), v), set1(pick(from.minimum(), lane)));
+      } else {
+        float ds = d;
+        if constexpr (F == Format::Q6_K) ds = d * pick(to_float(from.sub_scale(half)), lane);
+        v = mul(set1(ds), sub(v, set1(zero_point(F))));
+      }
+      store(y + g * kGroup + half * 16, scaled(v, scale));
+    }
+  }
+}
+
+// F32, F16, BF16: a column of the tile.
+template <class T>
+void float_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
+  const uint8_t* tile = w.data + row / 16 * w.tile_bytes;
+  const int64_t lane = row % 16;
+  T column[16];
+  for (int64_t k0 = 0; k0 < w.k; k0 += 16) {
+    const int n = static_cast<int>(w.k - k0 < 16 ? w.k - k0 : 16);
+    for (int i = 0; i < 16; ++i) {
+      column[i] = T{};
+      if (i < n) std::memcpy(&column[i], tile + ((k0 + i) * 16 + lane) * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    }
+    F16v v;
+    if constexpr (sizeof(T) == 4)
+      v = load(column);
+    else
+      v = w.format == Format::F16 ? load_f16(column) : load_bf16(column);
+    store_n(y + k0, scaled(v, scale), n);
+  }
+}
+
+void embed_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
+  switch (w.format) {
+    case Format::F32: return float_row<float>(w, row, scale, y);
+    case Format::F16:
+    case Format::BF16: return float_row<uint16_t>(w, row, scale, y);
+    case Format::Q4_0: return quantized_row<Format::Q4_0>(w, row, scale, y);
+    case Format::Q4_1: return quantized_row<Format::Q4_1>(w, row, scale, y);
+    case Format::Q5_0: return quantized_row<Format::Q5_0>(w, row, scale, y);
+    case Format::Q5_1: return quantized_row<Format::Q5_1>(w, row, scale, y);
+    case Format::Q8_0: return quantized_row<Format::Q8_0>(w, row, scale, y);
+    case Format::Q4_K: return quantized_row<Format::Q4_K>(w, row, scale, y);
+    case Format::Q5_K: return quantized_row<Format::Q5_K>(w, row, scale, y);
+    case Format::Q6_K: return quantized_row<Format::Q6_K>(w, row, scale, y);
+  }
+}
+
+} // namespace
+
+void embed(const EmbedArgs& args, const ThreadCtx& ctx) {
+  const int64_t begin = args.m * ctx.thread / ctx.n_threads, end = args.m * (ctx.thread + 1) / ctx.n_threads;
+  for (int64_t i = begin; i < end; ++i) embed_row(*args.w, args.ids[i], args.scale, args.y + i * args.ldy);
+}
+
+} // namespace tiercel::TIERCEL_LEVEL

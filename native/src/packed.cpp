@@ -1,0 +1,72 @@
+// Memory of packed matrices, and packing with threads.
+#include "tiercel/packed.hpp"
+
+#include <sys/mman.h>
+
+#include <new>
+#include <thread>
+
+namespace tiercel {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kChunkBytes = int64_t{64} << 20; // address space only: pages appear when written
+
+int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+} // namespace
+
+PackedArena::~PackedArena() {
+  for (const Chunk& c : chunks_) munmap(c.mapping, static_cast<size_t>(c.mapping_bytes));
+}
+
+uint8_t* PackedArena::take(int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  bytes = round_up(bytes, 64);
+  if (chunks_.empty() || chunks_.back().n_bytes - chunks_.back().n_bytes_used < bytes) {
+    const int64_t n_bytes = bytes > kChunkBytes / 2 ? round_up(bytes, kHugePage) : kChunkBytes;
+    const int64_t mapping_bytes = n_bytes + kHugePage;
+    chunks_.reserve(chunks_.size() + 1); // nothing may throw between the mapping and its record
+    void* mapping =
+        mmap(nullptr, static_cast<size_t>(mapping_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping == MAP_FAILED) throw std::bad_alloc();
+    uint8_t* begin = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<int64_t>(mapping), kHugePage));
+    madvise(begin, static_cast<size_t>(n_bytes), MADV_HUGEPAGE); // a hint: refusal costs speed only
+    const Chunk chunk = {mapping, mapping_bytes, begin, 0, n_bytes};
+    // A chunk made for one big matrix is full; keep cutting small ones from the chunk before it.
+    if (n_bytes == kChunkBytes || chunks_.empty()) {
+      chunks_.push_back(chunk);
+    } else {
+      chunks_.insert(chunks_.end() - 1, chunk);
+      Chunk& own = *(chunks_.end() - 2);
+      own.n_bytes_used = bytes;
+      return own.begin;
+    }
+  }
+  Chunk& c = chunks_.back();
+  uint8_t* at = c.begin + c.n_bytes_used;
+  c.n_bytes_used += bytes;
+  return at;
+}
+
+PackedStore::PackedStore(Format format, int64_t n, int64_t k, bool expand_to_f32, std::shared_ptr<PackedArena> arena)
+    : arena_(arena ? std::move(arena) : std::make_shared<PackedArena>()), file_format_(format), expand_to_f32_(expand_to_f32) {
+  const Format packed = expand_to_f32 ? Format::F32 : format;
+  const int64_t bytes = packed_bytes(packed, n, k);
+  data_ = arena_->take(bytes);
+  view_ = {packed, n, k, data_, bytes / ((n + 15) / 16)};
+}
+
+void PackedStore::pack(const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int32_t n_threads) {
+  const int64_t n_tiles = (view_.n + 15) / 16;
+  const auto share = [&](int32_t t) {
+    pack_matrix(file_format_, expand_to_f32_, rows, row_bytes, row_order, view_.n, view_.k, data_, n_tiles * t / n_threads,
+                n_tiles * (t + 1) / n_threads);
+  };
+  std::vector<std::thread> others;
+  for (int32_t t = 1; t < n_threads; ++t) others.emplace_back(share, t);
+  share(0);
+  for (std::thread& t : others) t.join();
+}
+
+} // namespace tiercel
