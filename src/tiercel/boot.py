@@ -284,7 +284,9 @@ def engine_config(plan: Plan) -> EngineConfig:
 def eos_ids(plan: Plan, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Return the ids that end a sequence: the generation config's, else the config's, and the tokenizer's."""
     found: set[int] = set(tokenizer.eos_ids) if tokenizer is not None else set()
-    stated = plan.checkpoint.generation_config.get("eos_token_id", plan.checkpoint.config.get("eos_token_id"))
+    stated = plan.checkpoint.generation_config.get("eos_token_id")
+    if stated is None:
+        stated = plan.checkpoint.config.get("eos_token_id")
     for one in stated if isinstance(stated, list) else [stated]:
         if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < plan.info.vocab_size:
             found.add(one)

@@ -129,4 +129,4 @@ def test_a_stream_is_the_whole_in_pieces(packed):
     whole = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text
     pieces = list(llm.stream("Once upon a time", params))
     assert "".join(pieces) == whole
-    assert len(pieces) > 4
+    assert len(pieces) > 1

@@ -61,8 +61,17 @@ def available_bytes() -> int:
         free = int(info["MemAvailable"].split()[0]) * 1024
     else:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for folder in _own_cgroup_dirs():
-        limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
-        if limit and limit != "max" and used:
-            free = min(free, int(limit) - int(used))
-    return max(free, 0)
+    limits = [_unused_bytes(folder, "memory.max", "memory.current") for folder in _own_cgroup_dirs()]
+    limits.append(_unused_bytes(_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))  # version 1
+    return max(min([free, *(limit for limit in limits if limit is not None)]), 0)
+
+
+def _unused_bytes(folder: Path, limit_name: str, used_name: str) -> int | None:
+    """Return how much more a control group may take, None where it sets no limit."""
+    limit, used = _read(folder / limit_name), _read(folder / used_name)
+    if not limit or limit == "max" or not used:
+        return None
+    # The group is charged for cached files too, which are given up when memory is asked for.
+    lines = (_read(folder / "memory.stat") or "").splitlines()
+    cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    return int(limit) - int(used) + cached

@@ -23,7 +23,8 @@ Measure = Callable[[Groups, Sequence[Run]], Mapping[str, float]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """Who takes part and how often. `peers`: name -> its interpreter; `peer_models`: name -> what it loads, if that
-    is not our model's file. `n_agree_tokens`: greedy tokens of each check text that a peer must share with ours.
+    is not our model's file. `n_agree_tokens`: first greedy tokens that a peer must share with ours, of all check texts
+    but one.
     """
 
     model: str | None
@@ -172,7 +173,7 @@ def _contestant(one: Competitor, groups: Groups, turns: Turns, measure: Measure)
     if one.name != OURS:
         outputs["check_tokens_agreed"] = turns.agreement[one.name]
         outputs["check_tokens_of"] = CHECK_TOKENS
-        outputs["n_requests_same_as_ours"] = turns.n_same_outputs[one.name]
+        outputs["timed_tokens_agreed"] = turns.timed_agreement[one.name]
     return Contestant(
         versions=one.versions,
         # Ours is the row's.

@@ -10,7 +10,7 @@ from tiercel.bench.contest import Request
 CHECK_TEXTS = (
     "The capital of France is",
     "1, 2, 3, 4, 5, 6, 7, 8,",
-    "Monday, Tuesday, Wednesday, Thursday,",
+    "2, 4, 6, 8, 10, 12, 14,",
     "A B C D E F G H I J K",
 )
 CHECK_TOKENS = 16

@@ -70,7 +70,10 @@ def _add_field(parser: CommandParser, *, n_rounds: int, n_warmups: int) -> None:
         (
             ("num-iters", f"rounds that count (default: {n_rounds})"),
             ("num-iters-warmup", f"rounds before that, which do not count (default: {n_warmups})"),
-            ("agree-tokens", "greedy tokens of each check text that a peer must share with ours (default: 4)"),
+            (
+                "agree-tokens",
+                "first greedy tokens a peer must share with ours, of all check texts but one (default: 4)",
+            ),
             ("seed", "of the random prompts (default: 0)"),
         ),
     )

@@ -151,6 +151,7 @@ class LLM:
         self, prompts: Sequence[Prompt], sampling_params: Params, *, use_tqdm: bool, priority: int | Sequence[int]
     ) -> list[RequestOutput]:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        _check_params(params, len(prompts))
         outputs: list[RequestOutput | None] = [None] * len(prompts)
         failure: TiercelError | None = None
         results = self.client.generate_many(prompts, params, priority=priority)
@@ -164,10 +165,25 @@ class LLM:
         return [output for output in outputs if output is not None]
 
 
+def _check_params(given: SamplingParams | Sequence[SamplingParams], n_prompts: int) -> None:
+    if isinstance(given, SamplingParams):
+        return
+    if not isinstance(given, Sequence) or not all(isinstance(one, SamplingParams) for one in given):
+        raise RequestError(
+            f"sampling_params: got {type(given).__name__}; SamplingParams is needed, or a list of them, one a prompt",
+            param="sampling_params",
+        )
+    if len(given) != n_prompts:
+        raise RequestError(
+            f"sampling_params: got {len(given)} for {n_prompts} prompts; one for all, or one each, is needed",
+            param="sampling_params",
+        )
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """Tell one prompt from several: text, a dict and a list of ids are one."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
+    if isinstance(prompts, str | Mapping) or not hasattr(prompts, "__len__"):
+        return [cast("Prompt", prompts)]
     if len(prompts) > 0 and not isinstance(prompts[0], str | Mapping | Sequence) and not hasattr(prompts[0], "__len__"):
         return [cast("Prompt", prompts)]
     return cast("Sequence[Prompt]", prompts)

@@ -1,0 +1,86 @@
+"""Writes a tiny model's folder: config, safetensors, a tokenizer of single bytes. For tests that begin with a path."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tiercel.testing.fill import tiny_checkpoint
+
+CONFIG: Mapping[str, Any] = MappingProxyType(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 264,  # as models pad theirs: more logits than tokens
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "eos_token_id": 258,
+    }
+)
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Ids 256, 257 and 258; a byte's id is the byte."""
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_tiny_model(
+    folder: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    chat_template: str | None = CHAT_TEMPLATE,
+    has_tokenizer: bool = True,
+    dtype: str = "float32",
+) -> Path:
+    """Write the folder, whose weights follow from their names, and return it. `config` is laid over `CONFIG`."""
+    from safetensors.numpy import save_file
+
+    whole = {**CONFIG, **(config or {})}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    weights = {name: w.astype(np.dtype(dtype)) for name, w in tiny_checkpoint(whole).items()}
+    save_file(weights, str(folder / "model.safetensors"))
+    if has_tokenizer:
+        (folder / "tokenizer.json").write_text(byte_tokenizer_json(), encoding="utf-8")
+        settings = {"eos_token": SPECIAL_TOKENS[2], "chat_template": chat_template}
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({k: v for k, v in settings.items() if v is not None}), encoding="utf-8"
+        )
+    return folder
+
+
+def byte_tokenizer_json() -> str:
+    """Return a tokenizer.json of 256 one-byte tokens, each byte's id its value, and the special ones."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
+    return tokenizer.to_str()
+
+
+def _byte_letters() -> list[str]:
+    """Return the byte-level alphabet, letter of byte 0 first: what prints is itself, the rest is from 256 up."""
+    letters, n = [], 0
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(256 + n))
+            n += 1
+    return letters

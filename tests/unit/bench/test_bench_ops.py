@@ -1,0 +1,134 @@
+import xml.etree.ElementTree as ET
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tiercel.base.errors import ConfigError, RequestFailed
+from tiercel.base.units import MIB
+from tiercel.bench import limits, ops, plot
+from tiercel.bench.limits import Limits
+from tiercel.bench.ops import OpsResult, OpsWork, time_steps
+from tiercel.ops import lowered
+from tiercel.ops.dims import Bounds, Dim
+from tiercel.ops.lowered import Buffer, BufferKind, LinearGroup, LinearPart
+from tiercel.ops.program import Weight
+from tiercel.quant.formats import Format
+
+LIMITS = Limits(2, {1: 100.0, 16: 50.0, 256: 20.0}, 200.0, 800.0)
+WORK = OpsWork(n_tokens=4, n_sequences=2, context=10, num_iters=3, num_iters_warmup=1)
+
+
+def linear(name, *, k=32, n=64, kind=BufferKind.Q8):
+    x, y = Buffer(0, Dim.TOKENS, k, kind), Buffer(1, Dim.TOKENS, n)
+    return LinearGroup(x, (LinearPart(Weight(name, (n, k), Format.Q8_0), None, 0),), y)
+
+
+PROGRAM = [linear("a"), lowered.Softcap(Buffer(1, Dim.TOKENS, 64), 30.0), linear("b"), linear("c", n=32)]
+
+
+class TimedRunner:
+    """Meets what `time_steps` needs of the native runner; each op takes 10 times its place, in nanoseconds."""
+
+    def __init__(self, *, drifts=False):
+        self.limits = SimpleNamespace(
+            max_len_tokens=64, max_step_tokens=8, page_size_tokens=4, n_pages=20, vocab_size=100
+        )
+        self.plans, self.admitted, self.pages = [], {}, {}
+        self.is_timing = False
+        self._drifts = drifts
+
+    def admit(self, slot, token_ids, n_prompt_tokens, params, seed, stop_ids):
+        self.admitted[slot] = list(token_ids)
+
+    def set_pages(self, slot, first_idx, page_ids):
+        self.pages[slot] = list(page_ids)
+
+    def submit(self, plan):
+        self.plans.append(plan)
+
+    def collect(self):
+        n = int(self.plans[-1].seq_samples.sum())
+        return SimpleNamespace(row_token=np.full(n, len(self.plans) if self._drifts else 5))
+
+    def set_timing(self, *, on):
+        self.is_timing = on
+
+    def take_op_ns(self):
+        assert self.is_timing
+        return [(op, 10 * i) for i, op in enumerate(PROGRAM)]
+
+
+def test_ops_that_are_alike_are_one_line():
+    lines, step_us, _ = time_steps(TimedRunner(), WORK)
+    assert [(line.n, line.ns) for line in lines] == [(2, (20, 20, 20)), (1, (10, 10, 10)), (1, (30, 30, 30))]
+    assert len(step_us) == 3
+
+
+def test_a_line_has_the_cost_of_one_op():
+    line = ops.group_ops(PROGRAM, [[1, 1, 1, 1]], Bounds(4, 2, 2, 11))[0]
+    assert line.flops >= 2 * 4 * 64 * 32
+    assert line.nbytes >= 64 * 34
+    assert (line.is_int8, line.is_from_memory) == (True, True)
+
+
+def test_the_context_is_computed_before_the_step_and_sequences_share_no_page():
+    runner = TimedRunner()
+    time_steps(runner, WORK)
+    filled = [(int(p.seq_slot[0]), int(p.seq_start[0]), int(p.seq_tokens[0])) for p in runner.plans[:4]]
+    assert filled == [(0, 0, 8), (0, 8, 2), (1, 0, 8), (1, 8, 2)]
+    assert not any(plan.seq_samples.any() for plan in runner.plans[:4])
+    step = runner.plans[4]
+    assert (step.seq_start.tolist(), step.seq_tokens.tolist()) == ([10, 10], [2, 2])
+    assert len(runner.plans) == 4 + 1 + 3
+    assert not set(runner.pages[0]) & set(runner.pages[1])
+    assert len(runner.admitted[0]) == 12
+
+
+def test_steps_that_give_different_tokens_are_no_measurement():
+    with pytest.raises(RequestFailed, match="different results"):
+        time_steps(TimedRunner(drifts=True), WORK)
+
+
+def test_a_step_that_does_not_fit_is_refused_with_numbers():
+    with pytest.raises(ConfigError, match="need 26 pages; there are 20"):
+        time_steps(TimedRunner(), OpsWork(n_sequences=2, n_tokens=2, context=50))
+
+
+@pytest.mark.parametrize(
+    "work", [{"n_tokens": 3, "n_sequences": 2}, {"n_tokens": 0}, {"context": -1}, {"num_iters": 0}]
+)
+def test_a_step_that_cannot_be_is_refused(work):
+    with pytest.raises(ConfigError, match="bench ops"):
+        OpsWork(**work)
+
+
+@pytest.mark.parametrize(("mib", "rate"), [(0.001, 100), (1, 100), (4, 75), (16, 50), (64, 35), (999, 20)])
+def test_the_read_rate_between_two_measured_sets_is_between_theirs(mib, rate):
+    assert LIMITS.read_rate(mib * MIB) == pytest.approx(rate)
+
+
+def test_the_floor_is_the_slower_of_reading_and_computing():
+    assert LIMITS.floor_s(20e9, 1, is_int8=True, working_set_bytes=256 * MIB) == pytest.approx(1)
+    assert LIMITS.floor_s(1, 800e9, is_int8=True, working_set_bytes=MIB) == pytest.approx(1)
+    assert LIMITS.floor_s(1, 800e9, is_int8=False, working_set_bytes=MIB) == pytest.approx(4)
+
+
+def test_reading_is_measured_with_each_number_of_threads(monkeypatch):
+    monkeypatch.setattr(limits, "_READ_BYTES", MIB)
+    assert all(limits.read_rate_gb_s(MIB, n) > 0 for n in (1, 2))
+
+
+def test_the_table_tells_the_longest_first_and_what_is_no_op():
+    lines, _, _ = time_steps(TimedRunner(), WORK)
+    told = OpsResult(lines, [0.1, 0.2, 0.3], LIMITS).table().splitlines()
+    assert told[1].startswith("linear q8_0 [T,32]->32")
+    assert told[-2] == "step 0.2 us, ops 0.1 us, the rest 0.1 us (70.0%)"
+
+
+def test_pictures_are_well_formed_and_hold_their_words():
+    lines, _, _ = time_steps(TimedRunner(), WORK)
+    picture = plot.roofline(OpsResult(lines, [0.1], LIMITS))
+    assert ET.fromstring(picture).tag.endswith("svg")
+    assert "int8 800 GOP/s" in picture
+    ET.fromstring(plot.steps("A < B", [("x", [1.0, 2.0]), ("none", [])], "ms"))
