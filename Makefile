@@ -23,11 +23,11 @@ test-all:
 	pytest -m ""
 
 bench:
-	tiercel bench latency
-	tiercel bench throughput
-	tiercel bench startup
+	tiercel bench latency --case decode-smollm2 --output benchmarks/results/latency.jsonl
+	tiercel bench throughput --case batch32-smollm2 --output benchmarks/results/throughput.jsonl
+	tiercel bench startup --case startup-smollm2 --output benchmarks/results/startup.jsonl
 
 native-test:
-	cmake -S . -B build/native-test -DTIERCEL_TESTS=ON -DTIERCEL_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	cmake -S . -B build/native-test -DTIERCEL_TESTS=ON -DTIERCEL_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug
 	cmake --build build/native-test -j 2
 	build/native-test/tiercel_tests

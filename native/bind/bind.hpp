@@ -9,4 +9,5 @@ void bind_linear(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
+void bind_probe(nanobind::module_& m);
 } // namespace tiercel

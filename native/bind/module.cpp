@@ -7,4 +7,5 @@ NB_MODULE(_core, m) {
   tiercel::bind_rows(m);
   tiercel::bind_sampler(m);
   tiercel::bind_program(m);
+  tiercel::bind_probe(m);
 }

@@ -58,7 +58,8 @@ struct KvMemory {
   KvPool pool;
 };
 
-std::shared_ptr<KvMemory> make_kv(int32_t n_pages, int32_t page_tokens, bool is_f32, const std::vector<std::pair<int32_t, int32_t>>& layers) {
+std::shared_ptr<KvMemory> make_kv(int32_t n_pages, int32_t page_tokens, bool is_f32,
+                                  const std::vector<std::pair<int32_t, int32_t>>& layers) {
   KvPool pool;
   pool.n_pages = n_pages;
   pool.page_tokens = page_tokens;
@@ -110,140 +111,165 @@ nb::tuple outcome_tuple(StepOutcome&& o) {
 
 void bind_recording(nb::module_& m) {
   nb::class_<Recording>(m, "Program", "A program under construction; buffers are (offset, stride) in bytes of one arena.")
-      .def("__init__",
-           [](Recording* self, const std::string& level, int32_t n_threads) {
-             if (n_threads < 1) throw nb::value_error("n_threads: needs 1 or more");
-             new (self) Recording{std::make_unique<Program>(level_named(level), n_threads), {}};
-           },
-           "level"_a, "n_threads"_a)
-      .def("rope_table",
-           [](Recording& r, const Floats& inv_freq, float magnitude, Buffer out) {
-             r.add(false, op::RopeTable{{inv_freq.data(), inv_freq.data() + inv_freq.size()}, magnitude, place_of(out)});
-           },
-           "inv_freq"_a, "magnitude"_a, "out"_a)
-      .def("embed",
-           [](Recording& r, const std::shared_ptr<PackedStore>& w, float scale, Buffer y) {
-             r.add(false, op::Embed{r.keep(w), scale, place_of(y)});
-           },
-           "w"_a, "scale"_a, "y"_a)
-      .def("norm",
-           [](Recording& r, bool logits_rows, Buffer x, int64_t width, const Floats& w, float eps, std::optional<Buffer> residual, Buffer y,
-              bool quantized) {
-             r.add(logits_rows,
-                   op::Norm{place_of(x), width, {w.data(), w.data() + w.size()}, eps, place_of(residual), place_of(y), quantized});
-           },
-           "logits_rows"_a, "x"_a, "width"_a, "w"_a, "eps"_a, "residual"_a.none(), "y"_a, "quantized"_a)
-      .def("quantize",
-           [](Recording& r, bool logits_rows, Buffer x, int64_t width, Buffer y) { r.add(logits_rows, op::Quantize{place_of(x), width, place_of(y)}); },
-           "logits_rows"_a, "x"_a, "width"_a, "y"_a)
-      .def("linear",
-           [](Recording& r, bool logits_rows, Buffer x, bool quantized, int64_t k,
-              const std::vector<std::tuple<std::shared_ptr<PackedStore>, std::optional<Floats>, int64_t>>& parts, Buffer y,
-              std::optional<Buffer> residual) {
-             op::Linear o{place_of(x), quantized, k, {}, {}, {}, place_of(y), place_of(residual)};
-             for (const auto& [w, bias, col] : parts) {
-               if (w->view().k != k) throw nb::value_error("linear: a part's input width differs from the op's");
-               o.weights.push_back(r.keep(w));
-               o.biases.push_back(copy_of(bias));
-               o.parts.push_back({nullptr, nullptr, col});
-             }
-             r.add(logits_rows, std::move(o));
-           },
-           "logits_rows"_a, "x"_a, "quantized"_a, "k"_a, "parts"_a, "y"_a, "residual"_a.none())
-      .def("rope_kv",
-           [](Recording& r, Buffer qkv, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, const std::optional<Floats>& q_norm,
-              const std::optional<Floats>& k_norm, float eps, std::optional<Buffer> cos_sin, int32_t d2, int32_t layer) {
-             r.add(false, op::RopeKv{place_of(qkv), n_heads, n_kv_heads, head_dim, copy_of(q_norm), copy_of(k_norm), eps, place_of(cos_sin), d2, layer});
-           },
-           "qkv"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "q_norm"_a.none(), "k_norm"_a.none(), "eps"_a, "cos_sin"_a.none(), "d2"_a,
-           "layer"_a)
-      .def("attention",
-           [](Recording& r, Buffer q, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale, int32_t window,
-              float softcap, int32_t layer) {
-             r.add(false, op::Attention{place_of(q), place_of(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer});
-           },
-           "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a)
-      .def("gated",
-           [](Recording& r, Buffer x, int64_t f, const std::string& act, Buffer y, bool quantized) {
-             if (act != "silu" && act != "gelu_tanh") throw nb::value_error("gated: act must be 'silu' or 'gelu_tanh'");
-             r.add(false, op::Gated{place_of(x), f, act == "silu" ? Activation::Silu : Activation::GeluTanh, place_of(y), quantized});
-           },
-           "x"_a, "f"_a, "act"_a, "y"_a, "quantized"_a)
-      .def("select_rows",
-           [](Recording& r, Buffer x, int64_t width, Buffer y) { r.add(true, op::SelectRows{place_of(x), width, place_of(y)}); }, "x"_a, "width"_a,
-           "y"_a)
-      .def("softcap",
-           [](Recording& r, bool logits_rows, Buffer x, int64_t width, float cap) { r.add(logits_rows, op::Softcap{place_of(x), width, cap}); },
-           "logits_rows"_a, "x"_a, "width"_a, "cap"_a)
-      .def("add",
-           [](Recording& r, bool logits_rows, Buffer x, Buffer y, int64_t width) { r.add(logits_rows, op::Add{place_of(x), place_of(y), width}); },
-           "logits_rows"_a, "x"_a, "y"_a, "width"_a);
+      .def(
+          "__init__",
+          [](Recording* self, const std::string& level, int32_t n_threads) {
+            if (n_threads < 1) throw nb::value_error("n_threads: needs 1 or more");
+            new (self) Recording{std::make_unique<Program>(level_named(level), n_threads), {}};
+          },
+          "level"_a, "n_threads"_a)
+      .def(
+          "rope_table",
+          [](Recording& r, const Floats& inv_freq, float magnitude, Buffer out) {
+            r.add(false, op::RopeTable{{inv_freq.data(), inv_freq.data() + inv_freq.size()}, magnitude, place_of(out)});
+          },
+          "inv_freq"_a, "magnitude"_a, "out"_a)
+      .def(
+          "embed",
+          [](Recording& r, const std::shared_ptr<PackedStore>& w, float scale, Buffer y) {
+            r.add(false, op::Embed{r.keep(w), scale, place_of(y)});
+          },
+          "w"_a, "scale"_a, "y"_a)
+      .def(
+          "norm",
+          [](Recording& r, bool logits_rows, Buffer x, int64_t width, const Floats& w, float eps, std::optional<Buffer> residual, Buffer y,
+             bool quantized) {
+            r.add(logits_rows,
+                  op::Norm{place_of(x), width, {w.data(), w.data() + w.size()}, eps, place_of(residual), place_of(y), quantized});
+          },
+          "logits_rows"_a, "x"_a, "width"_a, "w"_a, "eps"_a, "residual"_a.none(), "y"_a, "quantized"_a)
+      .def(
+          "quantize",
+          [](Recording& r, bool logits_rows, Buffer x, int64_t width, Buffer y) {
+            r.add(logits_rows, op::Quantize{place_of(x), width, place_of(y)});
+          },
+          "logits_rows"_a, "x"_a, "width"_a, "y"_a)
+      .def(
+          "linear",
+          [](Recording& r, bool logits_rows, Buffer x, bool quantized, int64_t k,
+             const std::vector<std::tuple<std::shared_ptr<PackedStore>, std::optional<Floats>, int64_t>>& parts, Buffer y,
+             std::optional<Buffer> residual) {
+            op::Linear o{place_of(x), quantized, k, {}, {}, {}, place_of(y), place_of(residual)};
+            for (const auto& [w, bias, col] : parts) {
+              if (w->view().k != k) throw nb::value_error("linear: a part's input width differs from the op's");
+              o.weights.push_back(r.keep(w));
+              o.biases.push_back(copy_of(bias));
+              o.parts.push_back({nullptr, nullptr, col});
+            }
+            r.add(logits_rows, std::move(o));
+          },
+          "logits_rows"_a, "x"_a, "quantized"_a, "k"_a, "parts"_a, "y"_a, "residual"_a.none())
+      .def(
+          "rope_kv",
+          [](Recording& r, Buffer qkv, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, const std::optional<Floats>& q_norm,
+             const std::optional<Floats>& k_norm, float eps, std::optional<Buffer> cos_sin, int32_t d2, int32_t layer) {
+            r.add(false, op::RopeKv{place_of(qkv), n_heads, n_kv_heads, head_dim, copy_of(q_norm), copy_of(k_norm), eps, place_of(cos_sin),
+                                    d2, layer});
+          },
+          "qkv"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "q_norm"_a.none(), "k_norm"_a.none(), "eps"_a, "cos_sin"_a.none(), "d2"_a,
+          "layer"_a)
+      .def(
+          "attention",
+          [](Recording& r, Buffer q, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale, int32_t window,
+             float softcap, int32_t layer) {
+            r.add(false, op::Attention{place_of(q), place_of(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer});
+          },
+          "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a)
+      .def(
+          "gated",
+          [](Recording& r, Buffer x, int64_t f, const std::string& act, Buffer y, bool quantized) {
+            if (act != "silu" && act != "gelu_tanh") throw nb::value_error("gated: act must be 'silu' or 'gelu_tanh'");
+            r.add(false, op::Gated{place_of(x), f, act == "silu" ? Activation::Silu : Activation::GeluTanh, place_of(y), quantized});
+          },
+          "x"_a, "f"_a, "act"_a, "y"_a, "quantized"_a)
+      .def(
+          "select_rows",
+          [](Recording& r, Buffer x, int64_t width, Buffer y) { r.add(true, op::SelectRows{place_of(x), width, place_of(y)}); }, "x"_a,
+          "width"_a, "y"_a)
+      .def(
+          "softcap",
+          [](Recording& r, bool logits_rows, Buffer x, int64_t width, float cap) {
+            r.add(logits_rows, op::Softcap{place_of(x), width, cap});
+          },
+          "logits_rows"_a, "x"_a, "width"_a, "cap"_a)
+      .def(
+          "add",
+          [](Recording& r, bool logits_rows, Buffer x, Buffer y, int64_t width) {
+            r.add(logits_rows, op::Add{place_of(x), place_of(y), width});
+          },
+          "logits_rows"_a, "x"_a, "y"_a, "width"_a);
 }
 
 void bind_runner(nb::module_& m) {
   nb::class_<KvMemory>(m, "KvMemory", "The page pool's memory; layers are (n_kv_heads, head_dim).")
       .def_prop_ro("page_bytes", [](const KvMemory& k) { return k.pool.page_stride_bytes; })
       .def_prop_ro("n_pages", [](const KvMemory& k) { return k.pool.n_pages; })
-      .def("page",
-           [](const std::shared_ptr<KvMemory>& k, int64_t page) {
-             if (page < 0 || page >= k->pool.n_pages) throw nb::value_error("page: out of range");
-             auto* keep = new std::shared_ptr<KvMemory>(k);
-             nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<KvMemory>*>(p); });
-             return nb::ndarray<nb::numpy, uint8_t>(k->region.data() + page * k->pool.page_stride_bytes,
-                                                    {static_cast<size_t>(k->pool.page_stride_bytes)}, owner);
-           },
-           "page"_a, "uint8 view of one page, all layers and heads.");
+      .def(
+          "page",
+          [](const std::shared_ptr<KvMemory>& k, int64_t page) {
+            if (page < 0 || page >= k->pool.n_pages) throw nb::value_error("page: out of range");
+            auto* keep = new std::shared_ptr<KvMemory>(k);
+            nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<KvMemory>*>(p); });
+            return nb::ndarray<nb::numpy, uint8_t>(k->region.data() + page * k->pool.page_stride_bytes,
+                                                   {static_cast<size_t>(k->pool.page_stride_bytes)}, owner);
+          },
+          "page"_a, "uint8 view of one page, all layers and heads.");
   m.def("quant_row_bytes", &quant_row_bytes, "k"_a, "Bytes of one row of k activations rounded to int8; 64-byte multiples.");
   m.def("make_kv", &make_kv, "n_pages"_a, "page_tokens"_a, "is_f32"_a, "layers"_a);
 
   nb::class_<BoundRunner>(m, "StepRunner", "Slots, and the thread that replays steps in order; see step_runner.hpp for the thread rule.")
-      .def("__init__",
-           [](BoundRunner* self, Recording& recording, std::shared_ptr<KvMemory> kv, int64_t arena_bytes, Buffer logits, int64_t vocab,
-              int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus) {
-             if (!recording.program) throw nb::value_error("StepRunner: this program is already in use");
-             if (!cpus.empty() && static_cast<int32_t>(cpus.size()) != recording.program->n_threads())
-               throw nb::value_error("cpus: needs one processor for each thread, or none");
-             if (n_slots < 1 || max_len < 1 || max_tokens < 1 || max_rows < 1) throw nb::value_error("StepRunner: a limit is below 1");
-             KvPool pool = kv->pool;
-             pool.base = kv->region.data();
-             const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
-             recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len);
-             new (self) BoundRunner{std::move(kv), std::move(recording.weights), nullptr};
-             self->runner = std::make_unique<StepRunner>(std::move(recording.program),
-                                                         StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot}, std::move(cpus));
-           },
-           "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a)
-      .def("admit",
-           [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params) {
-             const int32_t s = b.check_slot(slot);
-             if (static_cast<int64_t>(tokens.size()) > b.live().limits().max_len) throw nb::value_error("tokens: more than a slot holds");
-             const int64_t vocab = b.live().program().vocab();
-             for (size_t i = 0; i < tokens.size(); ++i)
-               if (tokens.data()[i] < 0 || tokens.data()[i] >= vocab) throw nb::value_error("tokens: an id is outside the vocabulary");
-             b.live().admit(s, span_of(tokens), n_prompt, params);
-           },
-           "slot"_a, "tokens"_a, "n_prompt"_a, "params"_a)
-      .def("set_pages",
-           [](BoundRunner& b, int64_t slot, int64_t first, const Ints& pages) {
-             const int32_t s = b.check_slot(slot);
-             if (first < 0 || first + static_cast<int64_t>(pages.size()) > b.live().limits().pages_per_slot)
-               throw nb::value_error("pages: more than a slot's table holds");
-             for (size_t i = 0; i < pages.size(); ++i)
-               if (pages.data()[i] < 0 || pages.data()[i] >= b.kv->pool.n_pages) throw nb::value_error("pages: an id is out of range");
-             b.live().set_pages(s, first, span_of(pages));
-           },
-           "slot"_a, "first"_a, "pages"_a)
-      .def("submit",
-           [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,
-              const Bools& scores, int32_t n_top) {
-             const size_t n = slot.size();
-             if (start.size() != n || tokens.size() != n || samples.size() != n || scores.size() != n)
-               throw nb::value_error("submit: the sequences' arrays differ in length");
-             const auto bytes = [n](const Bools& a) { return std::span(reinterpret_cast<const uint8_t*>(a.data()), n); };
-             if (const char* why = b.live().submit({step_id, span_of(slot), span_of(start), span_of(tokens), bytes(samples), bytes(scores), n_top}))
-               throw nb::value_error(why);
-           },
-           "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a)
+      .def(
+          "__init__",
+          [](BoundRunner* self, Recording& recording, std::shared_ptr<KvMemory> kv, int64_t arena_bytes, Buffer logits, int64_t vocab,
+             int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus) {
+            if (!recording.program) throw nb::value_error("StepRunner: this program is already in use");
+            if (!cpus.empty() && static_cast<int32_t>(cpus.size()) != recording.program->n_threads())
+              throw nb::value_error("cpus: needs one processor for each thread, or none");
+            if (n_slots < 1 || max_len < 1 || max_tokens < 1 || max_rows < 1) throw nb::value_error("StepRunner: a limit is below 1");
+            KvPool pool = kv->pool;
+            pool.base = kv->region.data();
+            const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
+            recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len);
+            new (self) BoundRunner{std::move(kv), std::move(recording.weights), nullptr};
+            self->runner = std::make_unique<StepRunner>(
+                std::move(recording.program), StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot}, std::move(cpus));
+          },
+          "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a)
+      .def(
+          "admit",
+          [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params) {
+            const int32_t s = b.check_slot(slot);
+            if (static_cast<int64_t>(tokens.size()) > b.live().limits().max_len) throw nb::value_error("tokens: more than a slot holds");
+            const int64_t vocab = b.live().program().vocab();
+            for (size_t i = 0; i < tokens.size(); ++i)
+              if (tokens.data()[i] < 0 || tokens.data()[i] >= vocab) throw nb::value_error("tokens: an id is outside the vocabulary");
+            b.live().admit(s, span_of(tokens), n_prompt, params);
+          },
+          "slot"_a, "tokens"_a, "n_prompt"_a, "params"_a)
+      .def(
+          "set_pages",
+          [](BoundRunner& b, int64_t slot, int64_t first, const Ints& pages) {
+            const int32_t s = b.check_slot(slot);
+            if (first < 0 || first + static_cast<int64_t>(pages.size()) > b.live().limits().pages_per_slot)
+              throw nb::value_error("pages: more than a slot's table holds");
+            for (size_t i = 0; i < pages.size(); ++i)
+              if (pages.data()[i] < 0 || pages.data()[i] >= b.kv->pool.n_pages) throw nb::value_error("pages: an id is out of range");
+            b.live().set_pages(s, first, span_of(pages));
+          },
+          "slot"_a, "first"_a, "pages"_a)
+      .def(
+          "submit",
+          [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,
+             const Bools& scores, int32_t n_top) {
+            const size_t n = slot.size();
+            if (start.size() != n || tokens.size() != n || samples.size() != n || scores.size() != n)
+              throw nb::value_error("submit: the sequences' arrays differ in length");
+            const auto bytes = [n](const Bools& a) { return std::span(reinterpret_cast<const uint8_t*>(a.data()), n); };
+            if (const char* why =
+                    b.live().submit({step_id, span_of(slot), span_of(start), span_of(tokens), bytes(samples), bytes(scores), n_top}))
+              throw nb::value_error(why);
+          },
+          "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a)
       .def("collect",
            [](BoundRunner& b) {
              StepRunner& runner = b.live();
@@ -255,26 +281,29 @@ void bind_runner(nb::module_& m) {
              }
              return outcome_tuple(std::move(outcome));
            })
-      .def("tokens",
-           [](BoundRunner& b, int64_t slot, int64_t n) {
-             const auto row = b.live().tokens_of(b.check_slot(slot));
-             if (n < 0 || n > static_cast<int64_t>(row.size())) throw nb::value_error("n: out of range");
-             return owned(std::vector<int32_t>(row.begin(), row.begin() + n), {static_cast<size_t>(n)});
-           },
-           "slot"_a, "n"_a, "A copy of the slot's first n tokens. No step that names the slot may be running.")
-      .def("last_logits",
-           [](BoundRunner& b, int64_t n_rows) {
-             if (b.live().n_submitted() != 0) throw nb::value_error("last_logits: a step is still running");
-             std::vector<float> all;
-             for (int64_t r = 0; r < n_rows; ++r) {
-               const auto row = b.live().last_logits(r);
-               all.insert(all.end(), row.begin(), row.end());
-             }
-             const auto vocab = static_cast<size_t>(b.live().program().vocab());
-             return owned(std::move(all), {static_cast<size_t>(n_rows), vocab});
-           },
-           "n_rows"_a, "Copies of the last step's logits rows, as the sampler left them.")
-      .def("set_timing", [](BoundRunner& b, bool on) { b.live().program().set_timing(on); }, "on"_a)
+      .def(
+          "tokens",
+          [](BoundRunner& b, int64_t slot, int64_t n) {
+            const auto row = b.live().tokens_of(b.check_slot(slot));
+            if (n < 0 || n > static_cast<int64_t>(row.size())) throw nb::value_error("n: out of range");
+            return owned(std::vector<int32_t>(row.begin(), row.begin() + n), {static_cast<size_t>(n)});
+          },
+          "slot"_a, "n"_a, "A copy of the slot's first n tokens. No step that names the slot may be running.")
+      .def(
+          "last_logits",
+          [](BoundRunner& b, int64_t n_rows) {
+            if (b.live().n_submitted() != 0) throw nb::value_error("last_logits: a step is still running");
+            std::vector<float> all;
+            for (int64_t r = 0; r < n_rows; ++r) {
+              const auto row = b.live().last_logits(r);
+              all.insert(all.end(), row.begin(), row.end());
+            }
+            const auto vocab = static_cast<size_t>(b.live().program().vocab());
+            return owned(std::move(all), {static_cast<size_t>(n_rows), vocab});
+          },
+          "n_rows"_a, "Copies of the last step's logits rows, as the sampler left them.")
+      .def(
+          "set_timing", [](BoundRunner& b, bool on) { b.live().program().set_timing(on); }, "on"_a)
       .def("take_op_ns", [](BoundRunner& b) { return b.live().program().take_op_ns(); })
       .def("close", [](BoundRunner& b) {
         nb::gil_scoped_release release;

@@ -40,16 +40,15 @@ int64_t columns(const Array& a) {
 
 template <class A, class B>
 void require_same_shape(const char* where, const A& a, const B& b) {
-  require(rows(a) == rows(b) && columns(a) == columns(b),
-          std::string(where) + ": got arrays of " + std::to_string(rows(a)) + " x " + std::to_string(columns(a)) +
-              " and " + std::to_string(rows(b)) + " x " + std::to_string(columns(b)) + "; equal shapes are needed");
+  require(rows(a) == rows(b) && columns(a) == columns(b), std::string(where) + ": got arrays of " + std::to_string(rows(a)) + " x " +
+                                                              std::to_string(columns(a)) + " and " + std::to_string(rows(b)) + " x " +
+                                                              std::to_string(columns(b)) + "; equal shapes are needed");
 }
 
 const KernelTable& level_named(const std::string& name) {
   for (int32_t i = 0; i < n_kernel_levels(); ++i)
     if (name == kernel_level(i)->level) return *kernel_level(i);
-  throw nb::value_error(
-      ("level: got '" + name + "'; this processor and build have no such level; see kernel_levels()").c_str());
+  throw nb::value_error(("level: got '" + name + "'; this processor and build have no such level; see kernel_levels()").c_str());
 }
 
 // Runs kernel(ctx) on n_threads new threads.
@@ -60,9 +59,7 @@ void run_on_team(int32_t n_threads, int64_t scratch_bytes, Kernel kernel) {
   std::vector<uint8_t> scratch(static_cast<size_t>(stride * n_threads + 64));
   uint8_t* base = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
   Team team(n_threads, {});
-  auto body = [&](int32_t thread) {
-    kernel(ThreadCtx{thread, n_threads, team.barrier(), base + thread * stride, scratch_bytes});
-  };
+  auto body = [&](int32_t thread) { kernel(ThreadCtx{thread, n_threads, team.barrier(), base + thread * stride, scratch_bytes}); };
   team.run([](void* arg, int32_t thread) { (*static_cast<decltype(body)*>(arg))(thread); }, &body);
 }
 
@@ -79,9 +76,9 @@ struct StepRows {
 
   StepRows(const Vector<int32_t>& seq_start, const Vector<int32_t>& seq_rows, int64_t n_tokens) {
     const int64_t n_seqs = rows(seq_start);
-    require(rows(seq_rows) == n_seqs + 1 && seq_rows.data()[0] == 0 && seq_rows.data()[n_seqs] == n_tokens,
-            "step: seq_rows must hold the first row of each of the " + std::to_string(n_seqs) + " sequences, then " +
-                std::to_string(n_tokens));
+    require(
+        rows(seq_rows) == n_seqs + 1 && seq_rows.data()[0] == 0 && seq_rows.data()[n_seqs] == n_tokens,
+        "step: seq_rows must hold the first row of each of the " + std::to_string(n_seqs) + " sequences, then " + std::to_string(n_tokens));
     for (int64_t s = 0; s < n_seqs; ++s) {
       require(seq_rows.data()[s] <= seq_rows.data()[s + 1] && seq_start.data()[s] >= 0,
               "step: seq_rows must ascend and seq_start be 0 or more");
@@ -103,10 +100,9 @@ struct StepRows {
 struct Pages {
   KvLayer layer;
 
-  Pages(const Pool& pool, const Matrix<int32_t>& page_table, const Vector<int32_t>& seq_slot, StepRows& step,
-        int64_t n_kv_heads, int64_t head_dim, int32_t page_tokens, bool is_f32) {
-    require(n_kv_heads >= 1 && head_dim >= 8 && head_dim % 8 == 0,
-            "pages: head_dim must be a multiple of 8, n_kv_heads 1 or more");
+  Pages(const Pool& pool, const Matrix<int32_t>& page_table, const Vector<int32_t>& seq_slot, StepRows& step, int64_t n_kv_heads,
+        int64_t head_dim, int32_t page_tokens, bool is_f32) {
+    require(n_kv_heads >= 1 && head_dim >= 8 && head_dim % 8 == 0, "pages: head_dim must be a multiple of 8, n_kv_heads 1 or more");
     require(page_tokens >= 16 && page_tokens % 16 == 0, "pages: page_tokens must be a multiple of 16");
     const int64_t head_bytes = int64_t{2} * page_tokens * head_dim * (is_f32 ? 4 : 2);
     layer = {pool.data(), n_kv_heads * head_bytes, head_bytes, page_tokens, is_f32 ? KvType::F32 : KvType::F16};
@@ -117,12 +113,10 @@ struct Pages {
       const int64_t slot = seq_slot.data()[s], length = view.seq_start[s] + view.seq_rows[s + 1] - view.seq_rows[s];
       const int64_t n_needed = (length + page_tokens - 1) / page_tokens;
       require(slot >= 0 && slot < rows(page_table) && n_needed <= columns(page_table),
-              "pages: page_table has no room for sequence " + std::to_string(s) + " of " + std::to_string(length) +
-                  " tokens");
+              "pages: page_table has no room for sequence " + std::to_string(s) + " of " + std::to_string(length) + " tokens");
       for (int64_t i = 0; i < n_needed; ++i) {
         const int32_t page = page_table(slot, i);
-        require(page >= 0 && page < n_pages,
-                "pages: got page " + std::to_string(page) + "; the pool has " + std::to_string(n_pages));
+        require(page >= 0 && page < n_pages, "pages: got page " + std::to_string(page) + "; the pool has " + std::to_string(n_pages));
       }
     }
     view.seq_slot = seq_slot.data();
@@ -131,8 +125,8 @@ struct Pages {
   }
 };
 
-void norm_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const Vector<float>& w, float eps,
-               bool add_to_y, MatrixOut y) {
+void norm_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const Vector<float>& w, float eps, bool add_to_y,
+               MatrixOut y) {
   const KernelTable& table = level_named(level);
   require_same_shape("norm", x, y);
   require(rows(w) == columns(x), "norm: w must have one weight a column of x");
@@ -144,16 +138,15 @@ void norm_door(const std::string& level, int32_t n_threads, const Matrix<float>&
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.norm(a, ctx); });
 }
 
-void gated_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const std::string& act,
-                MatrixOut y) {
+void gated_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const std::string& act, MatrixOut y) {
   const KernelTable& table = level_named(level);
   require(columns(x) == 2 * columns(y) && rows(x) == rows(y), "gated: x must be as long as y and twice as wide");
   const GatedArgs a{x.data(), columns(x), rows(x), columns(y), activation_named(act), y.data(), columns(y), nullptr};
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.gated(a, ctx); });
 }
 
-void rope_table_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_start,
-                     const Vector<int32_t>& seq_rows, const Vector<float>& inv_freq, float magnitude, MatrixOut y) {
+void rope_table_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_start, const Vector<int32_t>& seq_rows,
+                     const Vector<float>& inv_freq, float magnitude, MatrixOut y) {
   const KernelTable& table = level_named(level);
   require(columns(y) == 2 * rows(inv_freq), "rope_table: y must be twice as wide as inv_freq");
   const StepRows step(seq_start, seq_rows, rows(y));
@@ -161,20 +154,17 @@ void rope_table_door(const std::string& level, int32_t n_threads, const Vector<i
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.rope_table(a, step.view, ctx); });
 }
 
-void rope_kv_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot,
-                  const Vector<int32_t>& seq_start, const Vector<int32_t>& seq_rows, const Matrix<int32_t>& page_table,
-                  const Matrix<float>& cos_sin, const Matrix<float>& norms, float eps, int32_t n_heads,
-                  int32_t n_kv_heads, int32_t page_tokens, bool is_f32, MatrixOut qkv, Pool pool) {
+void rope_kv_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot, const Vector<int32_t>& seq_start,
+                  const Vector<int32_t>& seq_rows, const Matrix<int32_t>& page_table, const Matrix<float>& cos_sin,
+                  const Matrix<float>& norms, float eps, int32_t n_heads, int32_t n_kv_heads, int32_t page_tokens, bool is_f32,
+                  MatrixOut qkv, Pool pool) {
   const KernelTable& table = level_named(level);
   const int64_t n_all = int64_t{n_heads} + 2 * n_kv_heads;
-  require(n_heads >= 1 && n_kv_heads >= 1 && columns(qkv) % n_all == 0,
-          "rope_kv: qkv must hold n_heads + 2 * n_kv_heads heads");
+  require(n_heads >= 1 && n_kv_heads >= 1 && columns(qkv) % n_all == 0, "rope_kv: qkv must hold n_heads + 2 * n_kv_heads heads");
   const int64_t head_dim = columns(qkv) / n_all;
-  require(columns(cos_sin) % 2 == 0 && columns(cos_sin) <= head_dim &&
-              (columns(cos_sin) == 0 || rows(cos_sin) == rows(qkv)),
+  require(columns(cos_sin) % 2 == 0 && columns(cos_sin) <= head_dim && (columns(cos_sin) == 0 || rows(cos_sin) == rows(qkv)),
           "rope_kv: cos_sin must hold 2 * d2 <= head_dim columns, a row for each of qkv");
-  require(rows(norms) == 0 || (rows(norms) == 2 && columns(norms) == head_dim),
-          "rope_kv: norms must hold no rows, or q's and k's");
+  require(rows(norms) == 0 || (rows(norms) == 2 && columns(norms) == head_dim), "rope_kv: norms must hold no rows, or q's and k's");
   StepRows step(seq_start, seq_rows, rows(qkv));
   const Pages pages(pool, page_table, seq_slot, step, n_kv_heads, head_dim, page_tokens, is_f32);
   const float* q_norm = rows(norms) > 0 ? norms.data() : nullptr;
@@ -195,10 +185,9 @@ void rope_kv_door(const std::string& level, int32_t n_threads, const Vector<int3
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.rope_kv(a, step.view, ctx); });
 }
 
-void attention_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot,
-                    const Vector<int32_t>& seq_start, const Vector<int32_t>& seq_rows,
-                    const Matrix<int32_t>& page_table, const Matrix<float>& q, int32_t n_heads, int32_t n_kv_heads,
-                    int32_t page_tokens, bool is_f32, float scale, int32_t window, float softcap, Pool pool,
+void attention_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot, const Vector<int32_t>& seq_start,
+                    const Vector<int32_t>& seq_rows, const Matrix<int32_t>& page_table, const Matrix<float>& q, int32_t n_heads,
+                    int32_t n_kv_heads, int32_t page_tokens, bool is_f32, float scale, int32_t window, float softcap, Pool pool,
                     MatrixOut y) {
   const KernelTable& table = level_named(level);
   require_same_shape("attention", q, y);
@@ -208,8 +197,7 @@ void attention_door(const std::string& level, int32_t n_threads, const Vector<in
   const int32_t head_dim = static_cast<int32_t>(columns(q) / n_heads);
   StepRows step(seq_start, seq_rows, rows(q));
   const Pages pages(pool, page_table, seq_slot, step, n_kv_heads, head_dim, page_tokens, is_f32);
-  const int64_t shared_bytes =
-      attention_shared_bytes(n_heads, head_dim, step.view.n_seqs, columns(page_table) * page_tokens, n_threads);
+  const int64_t shared_bytes = attention_shared_bytes(n_heads, head_dim, step.view.n_seqs, columns(page_table) * page_tokens, n_threads);
   std::vector<uint8_t> shared(static_cast<size_t>(shared_bytes));
   const AttentionArgs a{q.data(), columns(q), y.data(), columns(y),  n_heads,       n_kv_heads,  head_dim,
                         scale,    window,     softcap,  pages.layer, shared.data(), shared_bytes};
@@ -217,13 +205,11 @@ void attention_door(const std::string& level, int32_t n_threads, const Vector<in
               [&](const ThreadCtx& ctx) { table.attention(a, step.view, ctx); });
 }
 
-void select_rows_door(const std::string& level, int32_t n_threads, const Matrix<float>& x,
-                      const Vector<int32_t>& logits_rows, MatrixOut y) {
+void select_rows_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const Vector<int32_t>& logits_rows,
+                      MatrixOut y) {
   const KernelTable& table = level_named(level);
-  require(columns(x) == columns(y) && rows(logits_rows) == rows(y),
-          "select_rows: y must be as wide as x, a row for each asked for");
-  for (int64_t r = 0; r < rows(y); ++r)
-    require(logits_rows(r) >= 0 && logits_rows(r) < rows(x), "select_rows: a row is outside x");
+  require(columns(x) == columns(y) && rows(logits_rows) == rows(y), "select_rows: y must be as wide as x, a row for each asked for");
+  for (int64_t r = 0; r < rows(y); ++r) require(logits_rows(r) >= 0 && logits_rows(r) < rows(x), "select_rows: a row is outside x");
   StepView view = {};
   view.n_rows = static_cast<int32_t>(rows(y));
   view.logits_rows = logits_rows.data();
@@ -245,35 +231,28 @@ void add_door(const std::string& level, int32_t n_threads, const Matrix<float>& 
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.add(a, ctx); });
 }
 
-int64_t argmax_door(const std::string& level, const Vector<float>& x) {
-  return level_named(level).argmax(x.data(), rows(x));
-}
+int64_t argmax_door(const std::string& level, const Vector<float>& x) { return level_named(level).argmax(x.data(), rows(x)); }
 
-}  // namespace
+} // namespace
 
 void bind_rows(nb::module_& m) {
-  m.def("norm", &norm_door, "level"_a, "n_threads"_a, "x"_a, "w"_a, nb::kw_only(), "eps"_a, "add_to_y"_a = false,
-        "y"_a.noconvert(), "y = RMS norm of x times w, plus the old y with add_to_y.");
+  m.def("norm", &norm_door, "level"_a, "n_threads"_a, "x"_a, "w"_a, nb::kw_only(), "eps"_a, "add_to_y"_a = false, "y"_a.noconvert(),
+        "y = RMS norm of x times w, plus the old y with add_to_y.");
   m.def("gated", &gated_door, "level"_a, "n_threads"_a, "x"_a, nb::kw_only(), "act"_a, "y"_a.noconvert(),
         "y = act(left half of x) * right half of x.");
-  m.def("rope_table", &rope_table_door, "level"_a, "n_threads"_a, "seq_start"_a, "seq_rows"_a, "inv_freq"_a,
-        nb::kw_only(), "magnitude"_a, "y"_a.noconvert(),
-        "y[t] = cosines, then sines, of row t's position times inv_freq.");
-  m.def("rope_kv", &rope_kv_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "page_table"_a,
-        "cos_sin"_a, "norms"_a, nb::kw_only(), "eps"_a, "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "is_f32"_a,
-        "qkv"_a.noconvert(), "pool"_a.noconvert(),
-        "Norms and rotates q and k in place and writes k and v to the sequences' pages.");
-  m.def("attention", &attention_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a,
-        "page_table"_a, "q"_a, nb::kw_only(), "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "is_f32"_a, "scale"_a,
-        "window"_a = 0, "softcap"_a = 0.0f, "pool"_a.noconvert(), "y"_a.noconvert(),
-        "y = causal attention of q over the sequences' pages.");
-  m.def("select_rows", &select_rows_door, "level"_a, "n_threads"_a, "x"_a, "logits_rows"_a, nb::kw_only(),
-        "y"_a.noconvert(), "y[r] = x[logits_rows[r]].");
-  m.def("softcap", &softcap_door, "level"_a, "n_threads"_a, nb::kw_only(), "cap"_a, "x"_a.noconvert(),
-        "x = cap * tanh(x / cap).");
+  m.def("rope_table", &rope_table_door, "level"_a, "n_threads"_a, "seq_start"_a, "seq_rows"_a, "inv_freq"_a, nb::kw_only(), "magnitude"_a,
+        "y"_a.noconvert(), "y[t] = cosines, then sines, of row t's position times inv_freq.");
+  m.def("rope_kv", &rope_kv_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "page_table"_a, "cos_sin"_a,
+        "norms"_a, nb::kw_only(), "eps"_a, "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "is_f32"_a, "qkv"_a.noconvert(),
+        "pool"_a.noconvert(), "Norms and rotates q and k in place and writes k and v to the sequences' pages.");
+  m.def("attention", &attention_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "page_table"_a, "q"_a,
+        nb::kw_only(), "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "is_f32"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
+        "pool"_a.noconvert(), "y"_a.noconvert(), "y = causal attention of q over the sequences' pages.");
+  m.def("select_rows", &select_rows_door, "level"_a, "n_threads"_a, "x"_a, "logits_rows"_a, nb::kw_only(), "y"_a.noconvert(),
+        "y[r] = x[logits_rows[r]].");
+  m.def("softcap", &softcap_door, "level"_a, "n_threads"_a, nb::kw_only(), "cap"_a, "x"_a.noconvert(), "x = cap * tanh(x / cap).");
   m.def("add", &add_door, "level"_a, "n_threads"_a, "y"_a, nb::kw_only(), "x"_a.noconvert(), "x += y.");
-  m.def("argmax", &argmax_door, "level"_a, "x"_a,
-        "First index of the largest of x; -1 with a NaN or without elements.");
+  m.def("argmax", &argmax_door, "level"_a, "x"_a, "First index of the largest of x; -1 with a NaN or without elements.");
 }
 
-}  // namespace tiercel
+} // namespace tiercel

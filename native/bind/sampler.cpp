@@ -38,17 +38,15 @@ void check(const SamplerParams& p) {
   require(p.min_p >= 0 && p.min_p <= 1, "min_p: must be in 0..1");
   require(std::isfinite(p.presence_penalty), "presence_penalty: must be finite");
   require(std::isfinite(p.frequency_penalty), "frequency_penalty: must be finite");
-  require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0,
-          "repetition_penalty: must be finite, above 0");
+  require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty: must be finite, above 0");
   require(p.min_tokens >= 0, "min_tokens: must be 0 or more");
   for (const auto& [id, value] : p.bias) require(std::isfinite(value), "logit_bias: values must be finite");
 }
 
-SamplerParams make_sampler_params(double temperature, double top_p, int64_t top_k, double min_p,
-                                  double presence_penalty, double frequency_penalty, double repetition_penalty,
-                                  uint64_t seed, int64_t min_tokens, Ids stop_ids,
-                                  const std::vector<std::pair<int32_t, double>>& logit_bias,
-                                  std::optional<Ids> allowed_ids, const std::vector<Ids>& bad_words) {
+SamplerParams make_sampler_params(double temperature, double top_p, int64_t top_k, double min_p, double presence_penalty,
+                                  double frequency_penalty, double repetition_penalty, uint64_t seed, int64_t min_tokens, Ids stop_ids,
+                                  const std::vector<std::pair<int32_t, double>>& logit_bias, std::optional<Ids> allowed_ids,
+                                  const std::vector<Ids>& bad_words) {
   SamplerParams p;
   p.temperature = temperature;
   p.top_p = top_p;
@@ -91,8 +89,8 @@ SamplerScratch scratch_for(const Logits& logits, std::optional<int32_t> level) {
   return {static_cast<int64_t>(logits.shape(0)), argmax_of(level)};
 }
 
-Sampled sample_row_door(Logits logits, const SamplerParams& params, Tokens tokens, int64_t n_prompt,
-                        std::optional<int32_t> n_top, std::optional<int32_t> level) {
+Sampled sample_row_door(Logits logits, const SamplerParams& params, Tokens tokens, int64_t n_prompt, std::optional<int32_t> n_top,
+                        std::optional<int32_t> level) {
   require(n_prompt >= 0 && n_prompt <= static_cast<int64_t>(tokens.shape(0)), "n_prompt: must be in 0..len(tokens)");
   require(n_top.value_or(0) >= 0, "n_top: must be 0 or more");
   SamplerScratch scratch = scratch_for(logits, level);
@@ -110,20 +108,18 @@ Sampled score_row_door(Logits logits, int32_t token, int32_t n_top, std::optiona
   return {out.token, out.logprob, out.rank, tops.ids, tops.logprobs};
 }
 
-}  // namespace
+} // namespace
 
 void bind_sampler(nb::module_& m) {
   nb::class_<SamplerParams>(m, "SamplerParams", "What a slot asks of its tokens; made by make_sampler_params.");
-  m.def("make_sampler_params", &make_sampler_params, nb::kw_only(), "temperature"_a = 0.0, "top_p"_a = 1.0,
-        "top_k"_a = 0, "min_p"_a = 0.0, "presence_penalty"_a = 0.0, "frequency_penalty"_a = 0.0,
-        "repetition_penalty"_a = 1.0, "seed"_a = 0, "min_tokens"_a = 0, "stop_ids"_a = Ids{},
-        "logit_bias"_a = std::vector<std::pair<int32_t, double>>{}, "allowed_ids"_a = nb::none(),
+  m.def("make_sampler_params", &make_sampler_params, nb::kw_only(), "temperature"_a = 0.0, "top_p"_a = 1.0, "top_k"_a = 0, "min_p"_a = 0.0,
+        "presence_penalty"_a = 0.0, "frequency_penalty"_a = 0.0, "repetition_penalty"_a = 1.0, "seed"_a = 0, "min_tokens"_a = 0,
+        "stop_ids"_a = Ids{}, "logit_bias"_a = std::vector<std::pair<int32_t, double>>{}, "allowed_ids"_a = nb::none(),
         "bad_words"_a = std::vector<Ids>{}, "Raises ValueError when a value is out of its range.");
-  m.def("sample_row", &sample_row_door, "logits"_a, "params"_a, "tokens"_a, "n_prompt"_a, nb::kw_only(),
-        "n_top"_a = nb::none(), "level"_a = nb::none(),
-        "One row's (token, logprob, rank, top ids, top logprobs). For tests: allocates its scratch at each call.");
+  m.def("sample_row", &sample_row_door, "logits"_a, "params"_a, "tokens"_a, "n_prompt"_a, nb::kw_only(), "n_top"_a = nb::none(),
+        "level"_a = nb::none(), "One row's (token, logprob, rank, top ids, top logprobs). For tests: allocates its scratch at each call.");
   m.def("score_row", &score_row_door, "logits"_a, "token"_a, nb::kw_only(), "n_top"_a = 0, "level"_a = nb::none(),
         "The same for a given token. For tests.");
 }
 
-}  // namespace tiercel
+} // namespace tiercel

@@ -12,12 +12,11 @@ int64_t attention_thread_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head
 // A thread's part holds the unmerged splits of one query, plus the running results of one block. n_heads stands for the
 // heads of one group, which is not known here: more room lets a few queries of one sequence (drafted tokens) be shared
 // by all threads too. max_seqs does not matter: at most one sequence a thread is left unmerged.
-int64_t attention_shared_bytes(int32_t n_heads, int32_t head_dim, int64_t max_seqs, int64_t max_len,
-                               int32_t n_threads) {
+int64_t attention_shared_bytes(int32_t n_heads, int32_t head_dim, int64_t max_seqs, int64_t max_len, int32_t n_threads) {
   (void)max_seqs;
   const int64_t n_splits = (max_len + kSplitTokens - 1) / kSplitTokens;
   const int64_t part = n_splits * record_floats(n_heads, head_dim) + record_floats(block_rows(n_heads), head_dim);
   return n_threads * pad16(part) * static_cast<int64_t>(sizeof(float));
 }
 
-}  // namespace tiercel
+} // namespace tiercel

@@ -45,8 +45,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                    },
                    [&](op::Attention& o) {
                      thread_bytes = std::max(thread_bytes, attention_thread_bytes(o.n_heads, o.n_kv_heads, o.head_dim));
-                     shared_bytes =
-                         std::max(shared_bytes, attention_shared_bytes(o.n_heads, o.head_dim, max_seqs, max_len, n_threads_));
+                     shared_bytes = std::max(shared_bytes, attention_shared_bytes(o.n_heads, o.head_dim, max_seqs, max_len, n_threads_));
                    },
                    [&](op::Norm& o) { thread_bytes = std::max(thread_bytes, o.width * 4 + 64); },
                    [&](op::Gated& o) { thread_bytes = std::max(thread_bytes, o.f * 4 + 64); },
@@ -83,16 +82,16 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx) {
   std::visit(
       Overload{
           [&](const op::RopeTable& o) {
-            kernels_->rope_table({o.inv_freq.data(), static_cast<int64_t>(o.inv_freq.size()), o.magnitude, floats(o.out), cols(o.out)}, step,
-                                 ctx);
+            kernels_->rope_table({o.inv_freq.data(), static_cast<int64_t>(o.inv_freq.size()), o.magnitude, floats(o.out), cols(o.out)},
+                                 step, ctx);
           },
           [&](const op::Embed& o) { kernels_->embed({&o.w, step.row_token, m, floats(o.y), cols(o.y), o.scale}, ctx); },
           [&](const op::Norm& o) {
             const QuantRows q = quant_rows(o.y, o.width);
-            kernels_->norm({floats(o.x), cols(o.x), m, o.width, o.w.data(), o.eps, o.residual ? floats(*o.residual) : nullptr,
-                            o.residual ? cols(*o.residual) : 0, o.is_quantized ? nullptr : floats(o.y), cols(o.y),
-                            o.is_quantized ? &q : nullptr},
-                           ctx);
+            kernels_->norm(
+                {floats(o.x), cols(o.x), m, o.width, o.w.data(), o.eps, o.residual ? floats(*o.residual) : nullptr,
+                 o.residual ? cols(*o.residual) : 0, o.is_quantized ? nullptr : floats(o.y), cols(o.y), o.is_quantized ? &q : nullptr},
+                ctx);
           },
           [&](const op::Quantize& o) {
             const QuantRows q = quant_rows(o.y, o.width);
@@ -106,9 +105,9 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx) {
                              ctx);
           },
           [&](const op::RopeKv& o) {
-            kernels_->rope_kv({floats(o.qkv), cols(o.qkv), o.n_heads, o.n_kv_heads, o.head_dim, o.q_norm.empty() ? nullptr : o.q_norm.data(),
-                               o.k_norm.empty() ? nullptr : o.k_norm.data(), o.eps, o.cos_sin ? floats(*o.cos_sin) : nullptr,
-                               o.cos_sin ? cols(*o.cos_sin) : 0, o.d2, kv_.layer(o.layer)},
+            kernels_->rope_kv({floats(o.qkv), cols(o.qkv), o.n_heads, o.n_kv_heads, o.head_dim,
+                               o.q_norm.empty() ? nullptr : o.q_norm.data(), o.k_norm.empty() ? nullptr : o.k_norm.data(), o.eps,
+                               o.cos_sin ? floats(*o.cos_sin) : nullptr, o.cos_sin ? cols(*o.cos_sin) : 0, o.d2, kv_.layer(o.layer)},
                               step, ctx);
           },
           [&](const op::Attention& o) {
@@ -118,9 +117,9 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx) {
           },
           [&](const op::Gated& o) {
             const QuantRows q = quant_rows(o.y, o.f);
-            kernels_->gated({floats(o.x), cols(o.x), m, o.f, o.act, o.is_quantized ? nullptr : floats(o.y), cols(o.y),
-                             o.is_quantized ? &q : nullptr},
-                            ctx);
+            kernels_->gated(
+                {floats(o.x), cols(o.x), m, o.f, o.act, o.is_quantized ? nullptr : floats(o.y), cols(o.y), o.is_quantized ? &q : nullptr},
+                ctx);
           },
           [&](const op::SelectRows& o) { kernels_->select_rows({floats(o.x), cols(o.x), o.width, floats(o.y), cols(o.y)}, step, ctx); },
           [&](const op::Softcap& o) { kernels_->softcap({floats(o.x), cols(o.x), m, o.width, o.cap}, ctx); },

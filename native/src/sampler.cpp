@@ -26,9 +26,7 @@ constexpr int64_t kBuckets = 2048;
 constexpr float kBucketsPerUnit = 64.0f;
 
 // An edited logit as float32. An edit does not forbid a token or make it infinite; a forbidden one stays so.
-float settle(float before, double after) {
-  return before == -kInf ? before : static_cast<float>(std::clamp(after, -kFloatMax, kFloatMax));
-}
+float settle(float before, double after) { return before == -kInf ? before : static_cast<float>(std::clamp(after, -kFloatMax, kFloatMax)); }
 
 float largest_of_block(const float* x) {
   float m[kLanes];
@@ -59,7 +57,7 @@ float float_not_below(double x) {
   return static_cast<double>(f) < x ? std::nextafter(f, kInf) : f;
 }
 
-}  // namespace
+} // namespace
 
 SamplerScratch::SamplerScratch(int64_t vocab_size, Argmax argmax)
     : argmax_(argmax),
@@ -106,8 +104,7 @@ class RowSampler {
   bool is_token(int32_t id) const { return id >= 0 && id < v_; }
 
   bool edits() const {
-    return p_.has_allowed_ids || !p_.bias.empty() || !p_.bad_ends.empty() || p_.repetition_penalty != 1.0 ||
-           counts_matter();
+    return p_.has_allowed_ids || !p_.bias.empty() || !p_.bad_ends.empty() || p_.repetition_penalty != 1.0 || counts_matter();
   }
   bool counts_matter() const { return p_.frequency_penalty != 0.0 || p_.presence_penalty != 0.0; }
 
@@ -305,8 +302,7 @@ class RowScorer {
     } else {
       int32_t* ids = s_.ids_.data();
       for (int64_t i = 0; i < v_; ++i) ids[i] = static_cast<int32_t>(i);
-      std::partial_sort(ids, ids + n, ids + v_,
-                        [this](int32_t a, int32_t b) { return x_[a] > x_[b] || (x_[a] == x_[b] && a < b); });
+      std::partial_sort(ids, ids + n, ids + v_, [this](int32_t a, int32_t b) { return x_[a] > x_[b] || (x_[a] == x_[b] && a < b); });
       std::copy_n(ids, n, top.ids);
     }
     for (int32_t i = 0; i < n; ++i) top.logprobs[i] = logprob(top.ids[i]);
@@ -349,4 +345,4 @@ SampleOut score_row(std::span<const float> logits, int32_t token, SamplerScratch
   return RowScorer(logits, scratch).score(token, top);
 }
 
-}  // namespace tiercel
+} // namespace tiercel

@@ -9,11 +9,11 @@
 namespace tiercel::sampler_math {
 
 inline constexpr double kLog2E = 1.4426950408889634;
-inline constexpr double kLn2High = 0.6931471805601177;  // 40 fractional bits: products with small integers are exact
+inline constexpr double kLn2High = 0.6931471805601177; // 40 fractional bits: products with small integers are exact
 inline constexpr double kLn2Low = -1.7239444525614835e-13;
-inline constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
+inline constexpr double kRound = 6755399441055744.0; // 1.5 * 2^52
 inline constexpr double kTwo52 = 4503599627370496.0;
-inline constexpr double kWeightOne = 17592186044416.0;  // 2^44
+inline constexpr double kWeightOne = 17592186044416.0; // 2^44
 inline constexpr double kExpFloor = -40.0;
 
 // exp(x) for kExpFloor <= x <= 0, in units of 2^-44, rounded to an integer. Vectorises: no branch, no call.
@@ -21,7 +21,7 @@ inline uint64_t weight_above_floor(double x) {
   const double t = x * kLog2E + kRound;
   const double n = t - kRound;
   const double r = (x - n * kLn2High) - n * kLn2Low;
-  double p = 1.0 / 39916800.0;  // 1 / 11!
+  double p = 1.0 / 39916800.0; // 1 / 11!
   p = p * r + 1.0 / 3628800.0;
   p = p * r + 1.0 / 362880.0;
   p = p * r + 1.0 / 40320.0;
@@ -69,4 +69,4 @@ inline double log(double x) {
 
 inline double log_of_weight(uint64_t total) { return log(static_cast<double>(total) * (1.0 / kWeightOne)); }
 
-}  // namespace tiercel::sampler_math
+} // namespace tiercel::sampler_math

@@ -29,7 +29,7 @@ inline float bound(float z, uint32_t word) {
   return z + kLn2 * (158.0f - static_cast<float>(bits) * 0x1p-23f);
 }
 
-}  // namespace
+} // namespace
 
 void block_words(Key key, int64_t block, uint32_t* words) {
   uint32_t c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
@@ -94,4 +94,4 @@ int64_t draw(const float* z, const float* block_max, int64_t n_blocks, int64_t l
   return best_id;
 }
 
-}  // namespace tiercel::sampler_noise
+} // namespace tiercel::sampler_noise

@@ -5,8 +5,8 @@
 
 namespace tiercel::sampler_noise {
 
-inline constexpr int64_t kBlock = 64;        // token ids whose noise is made together
-inline constexpr float kGumbelMax = 22.88f;  // no word gives more
+inline constexpr int64_t kBlock = 64;       // token ids whose noise is made together
+inline constexpr float kGumbelMax = 22.88f; // no word gives more
 
 struct Key {
   uint64_t seed;
@@ -24,4 +24,4 @@ double gumbel(uint32_t word);
 // 0.
 int64_t draw(const float* z, const float* block_max, int64_t n_blocks, int64_t likeliest, Key key);
 
-}  // namespace tiercel::sampler_noise
+} // namespace tiercel::sampler_noise

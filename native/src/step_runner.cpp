@@ -194,10 +194,9 @@ void StepRunner::sample(Work& w, int32_t thread) {
     float* top_logprobs = out.top_logprobs.data() + i * n_top;
     const TopOut top{static_cast<int32_t>(n_top), top_ids, top_logprobs};
     const std::span<const float> logits(program_->logits_row(r), static_cast<size_t>(program_->vocab()));
-    const SampleOut result =
-        w.row_is_sample[i] ? sample_row(state.params, {logits, {ids, static_cast<size_t>(n_tokens)}, state.n_prompt}, scratch,
-                                        out.n_top >= 0 ? &top : nullptr)
-                           : score_row(logits, ids[n_tokens], scratch, top);
+    const SampleOut result = w.row_is_sample[i] ? sample_row(state.params, {logits, {ids, static_cast<size_t>(n_tokens)}, state.n_prompt},
+                                                             scratch, out.n_top >= 0 ? &top : nullptr)
+                                                : score_row(logits, ids[n_tokens], scratch, top);
     out.row_token[i] = result.token;
     if (w.outcome.n_top >= 0) {
       out.row_logprob[i] = result.logprob;

@@ -18,15 +18,15 @@ struct Register {
 
 } // namespace tiercel::test
 
-#define TEST(name)                                                     \
-  static void name();                                                  \
+#define TEST(name)                                                    \
+  static void name();                                                 \
   static const tiercel::test::Register register_##name{#name, &name}; \
   static void name()
 
-#define CHECK(condition)                                                             \
-  do {                                                                               \
-    if (!(condition)) {                                                              \
-      std::printf("%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition);     \
-      ++tiercel::test::failures();                                                   \
-    }                                                                                \
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      std::printf("%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
+      ++tiercel::test::failures();                                              \
+    }                                                                           \
   } while (0)

@@ -67,4 +67,4 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
   return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-}  // namespace tiercel::test
+} // namespace tiercel::test

@@ -1,6 +1,6 @@
-#include "check.hpp"
-
 #include <cstring>
+
+#include "check.hpp"
 
 namespace tiercel::test {
 std::vector<Case>& cases() {

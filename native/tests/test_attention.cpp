@@ -28,9 +28,7 @@ struct Sequence {
 
 int64_t row_width(const Shape& s) { return int64_t{s.H + 2 * s.K} * s.D; }
 
-Sequence sequence(const Shape& s, int32_t length, uint64_t seed) {
-  return {length, Numbers(seed).floats(length * row_width(s), 1.5f)};
-}
+Sequence sequence(const Shape& s, int32_t length, uint64_t seed) { return {length, Numbers(seed).floats(length * row_width(s), 1.5f)}; }
 
 // Rows of one sequence that one step computes.
 struct Piece {
@@ -41,15 +39,14 @@ using Step = std::vector<Piece>;
 struct Run {
   const KernelTable* level;
   int32_t n_threads = 1;
-  uint64_t page_seed = 1;  // order of page ids in the pool
+  uint64_t page_seed = 1; // order of page ids in the pool
   bool has_shared_scratch = true;
 };
 
 // Computes sequences step by step over a pool of poisoned pages; returns each sequence's outputs [length, H * D].
 class Rig {
  public:
-  Rig(const Shape& s, const std::vector<Sequence>& seqs, const Run& run)
-      : s_(s), seqs_(seqs), run_(run), done_(seqs.size(), 0) {
+  Rig(const Shape& s, const std::vector<Sequence>& seqs, const Run& run) : s_(s), seqs_(seqs), run_(run), done_(seqs.size(), 0) {
     int32_t longest = 1;
     for (const Sequence& q : seqs) longest = std::max(longest, q.length);
     stride_ = (longest + s.page_tokens - 1) / s.page_tokens;
@@ -152,9 +149,7 @@ std::vector<float> alone(const Shape& s, const Sequence& q, const Run& run, cons
   return rig.outputs[0];
 }
 
-float as_stored(const Shape& s, float x) {
-  return s.type == KvType::F16 ? static_cast<float>(static_cast<_Float16>(x)) : x;
-}
+float as_stored(const Shape& s, float x) { return s.type == KvType::F16 ? static_cast<float>(static_cast<_Float16>(x)) : x; }
 
 // One query head of one row in double; keys and values as the pool stores them.
 std::vector<double> plain_row(const Shape& s, const Sequence& q, int32_t t, int32_t h) {
@@ -163,8 +158,7 @@ std::vector<double> plain_row(const Shape& s, const Sequence& q, int32_t t, int3
   std::vector<double> score, out(static_cast<size_t>(s.D), 0.0);
   for (int32_t i = first; i <= t; ++i) {
     double dot = 0.0;
-    for (int32_t d = 0; d < s.D; ++d)
-      dot += q.qkv[t * width + h * s.D + d] * double{as_stored(s, q.qkv[i * width + k_col + d])};
+    for (int32_t d = 0; d < s.D; ++d) dot += q.qkv[t * width + h * s.D + d] * double{as_stored(s, q.qkv[i * width + k_col + d])};
     dot /= std::sqrt(static_cast<double>(s.D));
     score.push_back(s.softcap > 0.0f ? s.softcap * std::tanh(dot / s.softcap) : dot);
   }
@@ -184,8 +178,7 @@ double worst_error(const Shape& s, const Sequence& q, const std::vector<float>& 
   for (int32_t t = 0; t < q.length; t += t < 40 ? 1 : 13)
     for (int32_t h = 0; h < s.H; ++h) {
       const std::vector<double> row = plain_row(s, q, t, h);
-      for (int32_t d = 0; d < s.D; ++d)
-        worst = std::max(worst, std::fabs(row[d] - y[(int64_t{t} * s.H + h) * s.D + d]));
+      for (int32_t d = 0; d < s.D; ++d) worst = std::max(worst, std::fabs(row[d] - y[(int64_t{t} * s.H + h) * s.D + d]));
     }
   return worst;
 }
@@ -212,8 +205,7 @@ TEST(attention_rows_have_the_same_bits_at_every_level) {
   for (const Shape& s : kShapes) {
     const Sequence q = sequence(s, 290, 12);
     const std::vector<float> expected = alone(s, q, {strongest()}, {290});
-    for (int32_t i = 0; i + 1 < n_kernel_levels(); ++i)
-      CHECK(same_bits(alone(s, q, {kernel_level(i), 2}, {290}), expected));
+    for (int32_t i = 0; i + 1 < n_kernel_levels(); ++i) CHECK(same_bits(alone(s, q, {kernel_level(i), 2}, {290}), expected));
   }
 }
 
@@ -236,16 +228,14 @@ TEST(a_weaker_level_decodes_the_bits_that_the_strongest_prefilled) {
   const Shape s{9, 3, 64};
   const Sequence q = sequence(s, 270, 14);
   const std::vector<float> expected = alone(s, q, {strongest()}, {270});
-  for (int32_t i = 0; i + 1 < n_kernel_levels(); ++i)
-    CHECK(same_bits(alone(s, q, {kernel_level(i), 1}, {200, 1, 1, 1, 40, 1}), expected));
+  for (int32_t i = 0; i + 1 < n_kernel_levels(); ++i) CHECK(same_bits(alone(s, q, {kernel_level(i), 1}, {200, 1, 1, 1, 40, 1}), expected));
 }
 
 TEST(a_long_context_cut_between_threads_keeps_its_bits) {
   for (const Shape& s : {Shape{6, 2, 24}, Shape{4, 2, 24, KvType::F16, 1500}, Shape{4, 1, 24, KvType::F32, 0, 8.0f}}) {
     const Sequence q = sequence(s, 3003, 15);
     const std::vector<float> expected = alone(s, q, {strongest(), 1, 1, false}, {2999, 4});
-    for (const int32_t n_threads : {1, 2, 3, 7})
-      CHECK(same_bits(alone(s, q, {strongest(), n_threads}, {2990, 1, 1, 5, 2, 4}), expected));
+    for (const int32_t n_threads : {1, 2, 3, 7}) CHECK(same_bits(alone(s, q, {strongest(), n_threads}, {2990, 1, 1, 5, 2, 4}), expected));
     CHECK(same_bits(alone(s, q, {strongest(), 3, 1, false}, {2990, 1, 1, 5, 2, 4}), expected));
   }
 }
@@ -269,8 +259,7 @@ TEST(attention_of_a_sequence_does_not_depend_on_its_batch_mates) {
 // Whether rows [0, n) of two outputs have the same bits.
 bool same_rows(const Shape& s, const std::vector<float>& a, const std::vector<float>& b, int32_t begin, int32_t end) {
   const int64_t w = int64_t{s.H} * s.D;
-  return std::memcmp(a.data() + begin * w, b.data() + begin * w,
-                     static_cast<size_t>((end - begin) * w) * sizeof(float)) == 0;
+  return std::memcmp(a.data() + begin * w, b.data() + begin * w, static_cast<size_t>((end - begin) * w) * sizeof(float)) == 0;
 }
 
 TEST(a_nan_reaches_only_the_rows_that_see_it) {
@@ -280,7 +269,7 @@ TEST(a_nan_reaches_only_the_rows_that_see_it) {
     const Sequence clean = sequence(s, length, 30);
     const std::vector<float> expected = alone(s, clean, {strongest()}, {length});
     const int64_t first[] = {0, int64_t{s.H} * s.D, int64_t{s.H + s.K} * s.D, row_width(s)};
-    for (int part = 0; part < 3; ++part) {  // q, k, v
+    for (int part = 0; part < 3; ++part) { // q, k, v
       Sequence bad = clean;
       for (int64_t c = first[part]; c < first[part + 1]; ++c) bad.qkv[at * row_width(s) + c] = std::nanf("");
       for (int32_t level = 0; level < n_kernel_levels(); ++level) {
@@ -310,4 +299,4 @@ TEST(attention_scratch_stays_modest) {
   CHECK(attention_shared_bytes(32, 128, 64, 131072, 16) < int64_t{256} << 20);
 }
 
-}  // namespace
+} // namespace

@@ -23,8 +23,7 @@ std::vector<float> everywhere(Fn run) {
 
 double worst(const std::vector<float>& got, const std::vector<double>& expected) {
   double most = 0.0;
-  for (size_t i = 0; i < got.size(); ++i)
-    most = std::fmax(most, std::fabs(got[i] - expected[i]) / (1.0 + std::fabs(expected[i])));
+  for (size_t i = 0; i < got.size(); ++i) most = std::fmax(most, std::fabs(got[i] - expected[i]) / (1.0 + std::fabs(expected[i])));
   return most;
 }
 
@@ -150,15 +149,13 @@ TEST(elementwise_kernels_have_the_same_bits_everywhere) {
       const std::vector<float> x = Numbers(8).floats(m * width, 50.0f), more = Numbers(9).floats(m * width);
       const std::vector<float> capped = everywhere([&](const KernelTable& level, int32_t n_threads) {
         std::vector<float> out = x;
-        on_team(n_threads, kScratch,
-                [&](const ThreadCtx& ctx) { level.softcap(SoftcapArgs{out.data(), width, m, width, 30.0f}, ctx); });
+        on_team(n_threads, kScratch, [&](const ThreadCtx& ctx) { level.softcap(SoftcapArgs{out.data(), width, m, width, 30.0f}, ctx); });
         return out;
       });
       const std::vector<float> sum = everywhere([&](const KernelTable& level, int32_t n_threads) {
         std::vector<float> out = x;
-        on_team(n_threads, kScratch, [&](const ThreadCtx& ctx) {
-          level.add(AddArgs{out.data(), width, more.data(), width, m, width}, ctx);
-        });
+        on_team(n_threads, kScratch,
+                [&](const ThreadCtx& ctx) { level.add(AddArgs{out.data(), width, more.data(), width, m, width}, ctx); });
         return out;
       });
       for (size_t i = 0; i < x.size(); ++i) {
@@ -209,8 +206,7 @@ TEST(argmax_finds_the_first_largest_or_reports_nan) {
 
 // Two sequences of 3 and 2 rows; sequence 0 starts at 15, so that it crosses from one page's run into the next.
 struct TwoSequences {
-  std::vector<int32_t> slot{1, 0}, start{15, 4}, rows{0, 3, 5}, pos{15, 16, 17, 4, 5}, seq{0, 0, 0, 1, 1},
-      table{3, -1, 2, 0};
+  std::vector<int32_t> slot{1, 0}, start{15, 4}, rows{0, 3, 5}, pos{15, 16, 17, 4, 5}, seq{0, 0, 0, 1, 1}, table{3, -1, 2, 0};
   StepView view() const {
     StepView v{};
     v.n_tokens = 5, v.n_seqs = 2;
@@ -261,7 +257,7 @@ TEST(rope_kv_norms_rotates_and_writes_pages) {
                        d2,
                        {reinterpret_cast<uint8_t*>(pages.data()), page * 4, head * 4, 16, KvType::F32}};
     on_team(n_threads, kScratch, [&](const ThreadCtx& ctx) { level.rope_kv(a, step.view(), ctx); });
-    pages.insert(pages.end(), rows.begin(), rows.end());  // q is compared too
+    pages.insert(pages.end(), rows.begin(), rows.end()); // q is compared too
     return pages;
   });
   for (int64_t t = 0; t < 5; ++t)
@@ -289,20 +285,17 @@ TEST(rope_kv_rounds_to_half_the_same_everywhere) {
   const int32_t H = 2, K = 1, D = 24;
   const int64_t width = (H + 2 * K) * D, head = 2 * 16 * D;
   std::vector<float> qkv = Numbers(15).floats(5 * width, 100.0f);
-  qkv[H * D] = 1e-7f, qkv[H * D + 1] = 70000.0f, qkv[H * D + 2] = 3e-6f, qkv[H * D + 3] = -65520.0f,
-          qkv[(H + 1) * D + 5] = 6.1e-5f;
+  qkv[H * D] = 1e-7f, qkv[H * D + 1] = 70000.0f, qkv[H * D + 2] = 3e-6f, qkv[H * D + 3] = -65520.0f, qkv[(H + 1) * D + 5] = 6.1e-5f;
   everywhere([&](const KernelTable& level, int32_t n_threads) {
     std::vector<float> rows = qkv, pages(static_cast<size_t>(2 * head), 0.0f);
-    const RopeKvArgs a{
-        rows.data(), width,   H,       K,
-        D,           nullptr, nullptr, 0.0f,
-        nullptr,     0,       0,       {reinterpret_cast<uint8_t*>(pages.data()), head * 2, head * 2, 16, KvType::F16}};
+    const RopeKvArgs a{rows.data(), width, H,       K, D, nullptr,
+                       nullptr,     0.0f,  nullptr, 0, 0, {reinterpret_cast<uint8_t*>(pages.data()), head * 2, head * 2, 16, KvType::F16}};
     on_team(n_threads, kScratch, [&](const ThreadCtx& ctx) { level.rope_kv(a, step.view(), ctx); });
-    const _Float16* run = reinterpret_cast<const _Float16*>(pages.data()) + step.table[2] * head;  // slot 1, page 0
+    const _Float16* run = reinterpret_cast<const _Float16*>(pages.data()) + step.table[2] * head; // slot 1, page 0
     for (int32_t d = 0; d < D; ++d)
       CHECK(static_cast<float>(run[d * 16 + 15]) == static_cast<float>(static_cast<_Float16>(qkv[H * D + d])));
     return pages;
   });
 }
 
-}  // namespace
+} // namespace

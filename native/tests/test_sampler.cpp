@@ -34,13 +34,12 @@ std::vector<float> some_logits(int64_t v, uint32_t seed) {
   return x;
 }
 
-int32_t sampled(const SamplerParams& p, const std::vector<float>& x, const std::vector<int32_t>& tokens,
-                int64_t n_prompt) {
+int32_t sampled(const SamplerParams& p, const std::vector<float>& x, const std::vector<int32_t>& tokens, int64_t n_prompt) {
   SamplerScratch scratch(static_cast<int64_t>(x.size()), plain_argmax);
   return tiercel::sample_row(p, {x, tokens, n_prompt}, scratch, nullptr).token;
 }
 
-}  // namespace
+} // namespace
 
 TEST(a_greedy_sampler_takes_the_first_of_equal_largest) { CHECK(sampled({}, {1, 3, 2, 3}, {}, 0) == 1); }
 
@@ -101,8 +100,7 @@ TEST(a_scratch_keeps_nothing_of_the_rows_before) {
     const SampleOut a = tiercel::sample_row(p, {x, tokens, 2}, used, &top[0]);
     const SampleOut b = tiercel::sample_row(p, {x, tokens, 2}, fresh, &top[1]);
     CHECK(a.token == b.token && a.logprob == b.logprob && a.rank == b.rank);
-    CHECK(std::memcmp(ids[0], ids[1], sizeof ids[0]) == 0 &&
-          std::memcmp(logprobs[0], logprobs[1], sizeof logprobs[0]) == 0);
+    CHECK(std::memcmp(ids[0], ids[1], sizeof ids[0]) == 0 && std::memcmp(logprobs[0], logprobs[1], sizeof logprobs[0]) == 0);
     tokens.push_back(a.token);
   }
 }

@@ -51,14 +51,18 @@ def llm(folder):
 
 
 def assert_idle(client):
-    """Nothing runs, and every page is free or cached. Each turn is a round trip to the engine's thread."""
-    for _ in range(1000):
-        if client.reset_prefix_cache():
-            break
-    snapshot = client.snapshot
-    assert (snapshot.n_running, snapshot.n_waiting, snapshot.n_pages_used) == (0, 0, 0)
-    assert client._owners == {}
-    assert client._requests == {}
+    """Nothing runs or is remembered, and every page is free. Each turn is a round trip to the engine's thread, which
+    publishes its numbers at the end of a round.
+    """
+
+    def held():
+        is_free = client.reset_prefix_cache()
+        snapshot = client.snapshot
+        counts = (snapshot.n_running, snapshot.n_waiting, snapshot.n_pages_used, snapshot.n_pages_cached)
+        return is_free, *counts, len(client._owners), len(client._requests)
+
+    nothing = (True, 0, 0, 0, 0, 0, 0)
+    assert any(held() == nothing for _ in range(1000)), held()
 
 
 def text_of(llm, prompt, **params):
@@ -591,21 +595,24 @@ def test_leaving_a_stream_frees_its_request(streams):
     assert_idle(streams.client)
 
 
-def test_cancelling_a_reader_frees_its_request(streams):
+def test_cancelling_readers_frees_their_requests(streams):
+    """So many that most still wait, whatever the machine is busy with."""
+
     async def run():
         started = asyncio.Event()
 
-        async def read():
-            async for _ in streams.generate("hello", greedy(max_tokens=240)):
+        async def read(prompt):
+            async for _ in streams.generate(prompt, greedy(max_tokens=240)):
                 started.set()
 
-        reader = asyncio.create_task(read())
+        readers = [asyncio.create_task(read(f"{i}")) for i in range(60)]
         await started.wait()
-        reader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reader
+        for reader in readers:
+            reader.cancel()
+        await asyncio.wait(readers)
+        return [reader.cancelled() for reader in readers]
 
-    asyncio.run(run())
+    assert any(asyncio.run(run()))
     assert_idle(streams.client)
 
 

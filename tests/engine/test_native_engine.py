@@ -238,6 +238,21 @@ def test_a_preempted_request_gets_the_bits_of_one_that_was_not(model, is_async, 
     assert session.end().n_total_preemptions > 0
 
 
+def test_after_a_preemption_penalties_and_min_tokens_still_count_from_the_prompts_end(model):
+    counted = {"temperature": 0.0, "frequency_penalty": 1.0, "presence_penalty": 1.0, "max_tokens": 40}
+    counted |= {"stop_token_ids": list(range(0, VOCAB, 3)), "min_tokens": 30}
+    requests = [Ask(words(20, i), counted) for i in range(3)]
+    session = Session(model, runner={"n_pages": 6})
+    for i, ask in enumerate(requests):
+        session.ask(f"r{i}", ask)
+    session.run()
+    assert sum(final.n_preemptions > 0 for final in session.finals.values()) > 0
+    for i, ask in enumerate(requests):
+        assert session.result(f"r{i}") == alone(model, ask)
+        assert len(session.tokens[f"r{i}"]) > 30
+    session.end()
+
+
 def test_a_prompt_that_is_preempted_while_it_is_scored_gets_the_same_scores(model):
     """A prompt read two tokens a step is in its middle when a stream that matters more needs its pages."""
     scored, urgent = Ask(words(64), SCORED), Ask(words(10, 1), GREEDY | {"max_tokens": 60})

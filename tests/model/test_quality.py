@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from real_models import NAMES, need_model
 
-from tiercel import boot
+from tiercel import _native, boot
 from tiercel.base.config import EngineOptions
 from tiercel.loaders.checkpoint import Tensor
 from tiercel.models.registry import build_model
@@ -43,6 +43,10 @@ def divergence(log_p, log_q):
     log_p = log_p - log_q
     log_p *= p
     return log_p.sum(axis=1, dtype=np.float64)
+
+
+def same_bits(a, b):
+    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 # Real models.
@@ -100,6 +104,30 @@ def test_int8_and_float16_keep_a_real_models_distribution_and_perplexity(name, r
     assert len(kl) == len(ids)
     assert 0.0 < mean_kl <= KL_MAX
     assert perplexity[packed] == pytest.approx(perplexity[exact], rel=PERPLEXITY_FRAC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_threads_and_instruction_sets_change_no_bit_of_a_real_model(name, monkeypatch):
+    """Design 1.1 once more, on shapes that a tiny model does not have."""
+    path = need_model(name)
+    plan = boot.make_plan(EngineOptions(model=str(path)))
+    ids = boot.load_tokenizer(plan).encode(ESSAY.read_text(encoding="utf-8"))[:80]
+    plan.checkpoint.close()
+
+    def run(chunks, level=None, **options):
+        if level is not None:
+            monkeypatch.setenv("TIERCEL_ISA", level)
+        reading = Reading(path, ids, **options)
+        ends = np.cumsum(chunks)
+        rows = [reading.read(ids[end - n : end]) for end, n in zip(ends, chunks, strict=True)]
+        reading.close()
+        return np.concatenate(rows)
+
+    expected = run([64, 16])
+    assert same_bits(run([1, 7, 2, 30, 1, 1, 8, 30], threads=1), expected)
+    for level in _native.kernel_levels():
+        assert same_bits(run([60, 20], level=level), expected), level
 
 
 # Every format, in a tiny model.
@@ -181,10 +209,6 @@ def run_native(program, tensors, **options):
 def run_reference(program, tensors, **options):
     executor = ReferenceExecutor(lower_and_fuse(program), expanded(tensors), max_tokens=len(IDS), **options)
     return executor.step([Chunk(0, IDS)])
-
-
-def same_bits(a, b):
-    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 # A sum in another order moves a value across the boundary between two codes now and then: of an int8 activation, or of

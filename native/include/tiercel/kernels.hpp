@@ -52,15 +52,15 @@ struct ThreadCtx {
 
 // The tokens of one step. Row t belongs to sequence row_seq[t] and sits at position row_pos[t] of it.
 struct StepView {
-  int32_t n_tokens;         // T
-  int32_t n_seqs;           // S
-  int32_t n_rows;           // R: rows that need logits
-  const int32_t* seq_slot;  // [S]
-  const int32_t* seq_start; // [S] position of the sequence's first row in this step
-  const int32_t* seq_rows;  // [S + 1] first row of each sequence
-  const int32_t* row_token; // [T]
-  const int32_t* row_pos;   // [T]
-  const int32_t* row_seq;   // [T]
+  int32_t n_tokens;           // T
+  int32_t n_seqs;             // S
+  int32_t n_rows;             // R: rows that need logits
+  const int32_t* seq_slot;    // [S]
+  const int32_t* seq_start;   // [S] position of the sequence's first row in this step
+  const int32_t* seq_rows;    // [S + 1] first row of each sequence
+  const int32_t* row_token;   // [T]
+  const int32_t* row_pos;     // [T]
+  const int32_t* row_seq;     // [T]
   const int32_t* logits_rows; // [R]
   const int32_t* page_table;  // [slots, page_table_stride] page ids; entries past a sequence's last page are never read
   int64_t page_table_stride;
@@ -157,9 +157,9 @@ struct RopeTableArgs {
 struct RopeKvArgs {
   float* qkv;
   int64_t ld;
-  int32_t n_heads;    // H
-  int32_t n_kv_heads; // K
-  int32_t head_dim;   // D
+  int32_t n_heads;     // H
+  int32_t n_kv_heads;  // K
+  int32_t head_dim;    // D
   const float* q_norm; // [D] or nullptr
   const float* k_norm; // [D] or nullptr
   float eps;
@@ -179,8 +179,8 @@ struct AttentionArgs {
   int32_t n_kv_heads;
   int32_t head_dim;
   float scale;
-  int32_t window;   // 0: all; W: key s is visible to query t when t - W < s <= t
-  float softcap;    // 0: none; c: c * tanh(score / c) after scaling
+  int32_t window; // 0: all; W: key s is visible to query t when t - W < s <= t
+  float softcap;  // 0: none; c: c * tanh(score / c) after scaling
   KvLayer kv;
   uint8_t* shared_scratch; // one for the team, sized by attention_shared_bytes
   int64_t shared_scratch_bytes;
@@ -213,6 +213,9 @@ struct AddArgs {
   int64_t width;
 };
 
+// Kinds of work that measure the machine: fused multiply-adds and int8 dot products in registers, reading in order.
+enum class Probe : uint8_t { Fma, Dot, Read };
+
 struct KernelTable {
   const char* level; // "scalar", "avx2", "avx512"
   void (*linear)(const LinearArgs&, const ThreadCtx&);
@@ -228,6 +231,9 @@ struct KernelTable {
   void (*add)(const AddArgs&, const ThreadCtx&);
   // First index of the largest of x[0..n); a NaN anywhere gives -1.
   int64_t (*argmax)(const float* x, int64_t n);
+  // Does n rounds of 12 vector operations (16 floats, or 64 products of bytes), or reads n bytes; the result depends on all of it.
+  // data: 64-byte aligned, 1 KiB at least.
+  float (*probe)(Probe kind, const uint8_t* data, int64_t n);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.
@@ -241,9 +247,10 @@ int64_t quant_row_bytes(int64_t k);
 int64_t packed_bytes(Format format, int64_t n, int64_t k);
 
 // Repacks file rows [n, row_bytes] (GGUF block layout; rows taken in the order of row_order if not null) to tiles at out (64-byte
-// aligned). expand_to_f32: dequantise every format to F32 tiles instead. Rows tile_begin*16 .. tile_end*16 only, so threads can share a matrix.
-void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t n,
-                 int64_t k, uint8_t* out, int64_t tile_begin, int64_t tile_end);
+// aligned). expand_to_f32: dequantise every format to F32 tiles instead. Rows tile_begin*16 .. tile_end*16 only, so threads can share a
+// matrix.
+void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t n, int64_t k,
+                 uint8_t* out, int64_t tile_begin, int64_t tile_end);
 
 // Scratch that attention wants: of each thread, and once for the team, for at most max_tokens rows and max_len positions.
 int64_t attention_thread_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim);

@@ -12,8 +12,8 @@
 namespace tiercel {
 
 // In place of a token: the request must end with an error.
-inline constexpr int32_t kBadLogits = -1;       // a NaN or +inf among the logits
-inline constexpr int32_t kNothingAllowed = -2;  // the request's constraints leave no token
+inline constexpr int32_t kBadLogits = -1;      // a NaN or +inf among the logits
+inline constexpr int32_t kNothingAllowed = -2; // the request's constraints leave no token
 
 // What a sequence asks of its tokens. A value: copied and moved freely. Ids outside the vocabulary are ignored.
 struct SamplerParams {
@@ -22,35 +22,35 @@ struct SamplerParams {
     double value;
   };
 
-  double temperature = 0.0;  // 0: greedy
-  double top_p = 1.0;        // 1: off
-  int64_t top_k = 0;         // 0: off
-  double min_p = 0.0;        // 0: off
+  double temperature = 0.0; // 0: greedy
+  double top_p = 1.0;       // 1: off
+  int64_t top_k = 0;        // 0: off
+  double min_p = 0.0;       // 0: off
   double presence_penalty = 0.0;
   double frequency_penalty = 0.0;
   double repetition_penalty = 1.0;
   uint64_t seed = 0;
-  int64_t min_tokens = 0;  // stop_ids are forbidden until so many were generated
+  int64_t min_tokens = 0; // stop_ids are forbidden until so many were generated
   std::vector<int32_t> stop_ids;
-  std::vector<Bias> bias;  // ids are distinct
+  std::vector<Bias> bias; // ids are distinct
   bool has_allowed_ids = false;
   std::vector<int32_t> allowed_ids;
-  std::vector<int32_t> bad_tokens;  // the bad words' ids, one word after the other
-  std::vector<int32_t> bad_ends;    // where each word ends in bad_tokens; no word is empty
+  std::vector<int32_t> bad_tokens; // the bad words' ids, one word after the other
+  std::vector<int32_t> bad_ends;   // where each word ends in bad_tokens; no word is empty
 };
 
 struct SampleRow {
-  std::span<const float> logits;    // [V]
-  std::span<const int32_t> tokens;  // the sequence so far; the token to choose gets position tokens.size()
-  int64_t n_prompt;                 // how many of them are the prompt's
+  std::span<const float> logits;   // [V]
+  std::span<const int32_t> tokens; // the sequence so far; the token to choose gets position tokens.size()
+  int64_t n_prompt;                // how many of them are the prompt's
 };
 
 // Where log-probabilities go: the likeliest n_top by the logits as given, best first, ties by id. Past V: id -1 and
 // NaN.
 struct TopOut {
   int32_t n_top;
-  int32_t* ids;     // [n_top]
-  float* logprobs;  // [n_top]
+  int32_t* ids;    // [n_top]
+  float* logprobs; // [n_top]
 };
 
 // logprob and rank (1 + number of strictly greater logits) are those of the logits as given; NaN and 0 without a token,
@@ -74,12 +74,12 @@ class SamplerScratch {
   friend class RowSampler;
   friend class RowScorer;
   Argmax argmax_;
-  std::vector<float> z_;          // the row at work, padded with -inf to whole blocks
-  std::vector<float> block_max_;  // the largest of each block of z_
-  std::vector<float> values_;     // candidates of a selection
+  std::vector<float> z_;         // the row at work, padded with -inf to whole blocks
+  std::vector<float> block_max_; // the largest of each block of z_
+  std::vector<float> values_;    // candidates of a selection
   std::vector<int32_t> ids_;
-  std::vector<uint32_t> counts_;   // all zero between calls
-  std::vector<uint64_t> buckets_;  // weight by range of z
+  std::vector<uint32_t> counts_;  // all zero between calls
+  std::vector<uint64_t> buckets_; // weight by range of z
 };
 
 // Chooses a token. top null: log-probabilities are not computed.
@@ -89,4 +89,4 @@ SampleOut sample_row(const SamplerParams& params, const SampleRow& row, SamplerS
 // Log-probability and rank of a given token. A token outside the vocabulary is answered with kNothingAllowed.
 SampleOut score_row(std::span<const float> logits, int32_t token, SamplerScratch& scratch, const TopOut& top);
 
-}  // namespace tiercel
+} // namespace tiercel

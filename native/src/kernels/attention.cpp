@@ -40,13 +40,12 @@ Results results_at(float* base, int64_t n_rows, int64_t head_dim) {
 struct Chain {
   Block block;
   int32_t kv_head;
-  int64_t start;  // on the plan's line
+  int64_t start; // on the plan's line
 };
 
 class Worker {
  public:
-  Worker(const Plan& plan, const ThreadCtx& ctx)
-      : plan_(plan), a_(plan.args), view_(plan.view), ctx_(ctx), D_(plan.args.head_dim) {
+  Worker(const Plan& plan, const ThreadCtx& ctx) : plan_(plan), a_(plan.args), view_(plan.view), ctx_(ctx), D_(plan.args.head_dim) {
     float* p = reinterpret_cast<float*>(ctx.scratch);
     q_ = p;
     p += query_floats(plan.group, D_);
@@ -113,8 +112,7 @@ class Worker {
     }
     if (is_continued) return;
     if (end == block.split_end()) return write_outputs(chain, running);
-    std::memcpy(tail_record(ctx_.thread), running_base_,
-                static_cast<size_t>(record_floats(block.n_rows, D_)) * sizeof(float));
+    std::memcpy(tail_record(ctx_.thread), running_base_, static_cast<size_t>(record_floats(block.n_rows, D_)) * sizeof(float));
     has_cut_chain_ = true;
     cut_ = chain;
     cut_at_ = end;
@@ -122,9 +120,7 @@ class Worker {
 
   // A thread's part of shared scratch: the running results of the chain it leaves to others, then the partials of the
   // one it continues.
-  float* tail_record(int32_t thread) const {
-    return reinterpret_cast<float*>(a_.shared_scratch) + thread * plan_.part_floats;
-  }
+  float* tail_record(int32_t thread) const { return reinterpret_cast<float*>(a_.shared_scratch) + thread * plan_.part_floats; }
   float* part(int32_t thread) const { return tail_record(thread) + record_floats(block_rows(plan_.group), D_); }
 
   // Rows of a block are query-major: row r is head r % group of query r / group.
@@ -205,17 +201,15 @@ class Worker {
     const int64_t n_tiles = (block.n_rows + kTileRows - 1) / kTileRows;
     for (int64_t i = 0; i < n_tiles; ++i) {
       const int64_t r = block.n_rows * i / n_tiles,
-                    n = block.n_rows * (i + 1) / n_tiles - r;  // even tiles: 4 + 4, not 6 + 2
+                    n = block.n_rows * (i + 1) / n_tiles - r; // even tiles: 4 + 4, not 6 + 2
       RowBounds bounds = {};
       for (int64_t j = 0; j < n; ++j) {
         const int64_t pos = block.pos + (r + j) / plan_.group;
-        bounds.begin[j] =
-            static_cast<int>(at_most(at_least(plan_.first_visible(pos) - c * kSplitTokens, 0), kSplitTokens));
+        bounds.begin[j] = static_cast<int>(at_most(at_least(plan_.first_visible(pos) - c * kSplitTokens, 0), kSplitTokens));
         bounds.end[j] = static_cast<int>(at_most(at_least(pos + 1 - c * kSplitTokens, 0), kSplitTokens));
       }
       const Results out = is_partial ? results.rows_from(r) : tile_;
-      attend_rows<T>(static_cast<int>(n), runs, bounds, D_, a_.softcap, q_ + r * D_, scores_, out.max, out.sum,
-                     out.out);
+      attend_rows<T>(static_cast<int>(n), runs, bounds, D_, a_.softcap, q_ + r * D_, scores_, out.max, out.sum, out.out);
       if (!is_partial) merge(block, c, r, n, out, results);
     }
   }
@@ -274,11 +268,11 @@ class Worker {
   float* scores_;
   float* expanded_;
   Chain cut_ = {};
-  int64_t cut_at_ = 0;  // first split of cut_ that is another thread's
+  int64_t cut_at_ = 0; // first split of cut_ that is another thread's
   bool has_cut_chain_ = false;
 };
 
-}  // namespace
+} // namespace
 
 void attention(const AttentionArgs& a, const StepView& view, const ThreadCtx& ctx) {
   const Plan plan(a, view, ctx.n_threads);
@@ -290,4 +284,4 @@ void attention(const AttentionArgs& a, const StepView& view, const ThreadCtx& ct
   worker.finish_cut_chain();
 }
 
-}  // namespace tiercel::TIERCEL_LEVEL
+} // namespace tiercel::TIERCEL_LEVEL

@@ -7,11 +7,11 @@
 namespace tiercel {
 namespace {
 
-constexpr int64_t kSplitTokens = 256;  // a split: absolute, so that partial sums never depend on how a prompt was cut
-constexpr int64_t kRunTokens = 16;     // a run: K^T [D][16], then V [16][D]
+constexpr int64_t kSplitTokens = 256; // a split: absolute, so that partial sums never depend on how a prompt was cut
+constexpr int64_t kRunTokens = 16;    // a run: K^T [D][16], then V [16][D]
 constexpr int64_t kRunsPerSplit = kSplitTokens / kRunTokens;
-constexpr int64_t kMaxTileRows = 6;  // most query rows one tile works on, at any level
-constexpr int64_t kBlockRows = 96;   // query rows (queries x heads of a group) that share one expanded split
+constexpr int64_t kMaxTileRows = 6; // most query rows one tile works on, at any level
+constexpr int64_t kBlockRows = 96;  // query rows (queries x heads of a group) that share one expanded split
 // Blocks of more rows expand F16 splits to float first. Below, on Zen 4, converting in each tile was 1.6 times faster
 // (5 drafted tokens at 2000); above it makes no difference there and 5 % at AVX2. Processors with a slow vcvtph2ps gain
 // more.
@@ -32,10 +32,9 @@ constexpr int64_t expanded_run_floats(int64_t head_dim) { return 2 * kRunTokens 
 // split.
 constexpr int64_t query_floats(int64_t group, int64_t head_dim) { return pad16(block_rows(group) * head_dim); }
 constexpr int64_t thread_floats(int64_t group, int64_t head_dim) {
-  return query_floats(group, head_dim) + record_floats(block_rows(group), head_dim) +
-         record_floats(kMaxTileRows, head_dim) + kMaxTileRows * kScoreStride +
-         kRunsPerSplit * expanded_run_floats(head_dim);
+  return query_floats(group, head_dim) + record_floats(block_rows(group), head_dim) + record_floats(kMaxTileRows, head_dim) +
+         kMaxTileRows * kScoreStride + kRunsPerSplit * expanded_run_floats(head_dim);
 }
 
-}  // namespace
-}  // namespace tiercel
+} // namespace
+} // namespace tiercel

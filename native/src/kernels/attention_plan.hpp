@@ -21,12 +21,12 @@ TIERCEL_INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 // Consecutive queries of one sequence that are worked on together.
 struct Block {
   int32_t seq;
-  int64_t row;  // first query's row of the step
+  int64_t row; // first query's row of the step
   int64_t n_queries;
-  int64_t pos;         // first query's position
-  int64_t begin, end;  // positions that any of its queries sees
-  int64_t n_rows;      // queries x heads of a group
-  int64_t weight;      // cost of one visible position
+  int64_t pos;        // first query's position
+  int64_t begin, end; // positions that any of its queries sees
+  int64_t n_rows;     // queries x heads of a group
+  int64_t weight;     // cost of one visible position
   bool is_divisible;
 
   int64_t split_begin() const { return begin / kSplitTokens; }
@@ -38,16 +38,14 @@ struct Plan {
   const AttentionArgs& args;
   const StepView& view;
   int32_t n_threads;
-  int64_t group;  // query heads of a kv head
+  int64_t group; // query heads of a kv head
   int64_t queries_per_block;
-  int64_t part_floats;  // shared scratch of one thread
-  int64_t total;        // cost of the step
-  bool has_divisible;   // some chain may be cut
+  int64_t part_floats; // shared scratch of one thread
+  int64_t total;       // cost of the step
+  bool has_divisible;  // some chain may be cut
 
-  Plan(const AttentionArgs& a, const StepView& v, int32_t n)
-      : args(a), view(v), n_threads(n), group(a.n_heads / a.n_kv_heads) {
-    part_floats =
-        a.shared_scratch != nullptr ? a.shared_scratch_bytes / static_cast<int64_t>(sizeof(float)) / n / 16 * 16 : 0;
+  Plan(const AttentionArgs& a, const StepView& v, int32_t n) : args(a), view(v), n_threads(n), group(a.n_heads / a.n_kv_heads) {
+    part_floats = a.shared_scratch != nullptr ? a.shared_scratch_bytes / static_cast<int64_t>(sizeof(float)) / n / 16 * 16 : 0;
     // At least 8 blocks a thread where there are rows enough, for balance; blocks under 24 rows would spend their time
     // expanding.
     const int64_t balanced = int64_t{v.n_tokens} * a.n_kv_heads / (8 * n);
@@ -57,9 +55,7 @@ struct Plan {
     for (int32_t s = 0; s < v.n_seqs; ++s) total += sequence_cost(s, &has_divisible);
   }
 
-  int64_t n_blocks(int32_t seq) const {
-    return (view.seq_rows[seq + 1] - view.seq_rows[seq] + queries_per_block - 1) / queries_per_block;
-  }
+  int64_t n_blocks(int32_t seq) const { return (view.seq_rows[seq + 1] - view.seq_rows[seq] + queries_per_block - 1) / queries_per_block; }
 
   int64_t first_visible(int64_t pos) const { return args.window > 0 ? at_least(pos - args.window + 1, 0) : 0; }
 
@@ -72,7 +68,7 @@ struct Plan {
     k.begin = first_visible(k.pos);
     k.end = k.pos + k.n_queries;
     k.n_rows = k.n_queries * group;
-    k.weight = 4 + k.n_rows;  // reading a position's page costs about as much as four rows' arithmetic
+    k.weight = 4 + k.n_rows; // reading a position's page costs about as much as four rows' arithmetic
     const int64_t n_splits = k.split_end() - k.split_begin();
     const int64_t room = part_floats - record_floats(block_rows(group), args.head_dim);
     k.is_divisible = n_splits > 1 && n_splits * record_floats(k.n_rows, args.head_dim) <= room;
@@ -105,10 +101,9 @@ struct Plan {
 
   // False when nothing between the points `start` and `start + cost` can be the thread's.
   bool may_own(int32_t thread, int64_t start, int64_t cost) const {
-    return cost > 0 && 2 * start * n_threads < 2 * total * (thread + 1) &&
-           2 * (start + cost) * n_threads > 2 * total * thread;
+    return cost > 0 && 2 * start * n_threads < 2 * total * (thread + 1) && 2 * (start + cost) * n_threads > 2 * total * thread;
   }
 };
 
-}  // namespace
-}  // namespace tiercel::TIERCEL_LEVEL
+} // namespace
+} // namespace tiercel::TIERCEL_LEVEL

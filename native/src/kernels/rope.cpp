@@ -32,8 +32,7 @@ TIERCEL_INLINE TokenSlot token_slot(const RopeKvArgs& a, const StepView& view, i
   const int64_t pos = view.row_pos[t], in_page = pos % a.kv.page_tokens;
   const int32_t* pages = view.page_table + view.seq_slot[view.row_seq[t]] * view.page_table_stride;
   const int64_t run_bytes = int64_t{32} * a.head_dim * (a.kv.type == KvType::F16 ? 2 : 4);
-  return {a.kv.base + pages[pos / a.kv.page_tokens] * a.kv.page_stride_bytes + in_page / 16 * run_bytes,
-          static_cast<int>(in_page % 16)};
+  return {a.kv.base + pages[pos / a.kv.page_tokens] * a.kv.page_stride_bytes + in_page / 16 * run_bytes, static_cast<int>(in_page % 16)};
 }
 
 void write_f16(uint16_t* run, int lane, const float* k, const float* v, int64_t head_dim) {
@@ -57,7 +56,7 @@ void write_f32(float* run, int lane, const float* k, const float* v, int64_t hea
   std::memcpy(run + 16 * head_dim + lane * head_dim, v, static_cast<size_t>(head_dim) * 4);
 }
 
-}  // namespace
+} // namespace
 
 void rope_table(const RopeTableArgs& a, const StepView& view, const ThreadCtx& ctx) {
   const Range rows = share(view.n_tokens, ctx);
@@ -67,8 +66,7 @@ void rope_table(const RopeTableArgs& a, const StepView& view, const ThreadCtx& c
     for (int64_t j = 0; j < a.d2; ++j) {
       const float angle = pos * a.inv_freq[j];
       cosines[j] = static_cast<float>(__builtin_cos(static_cast<double>(angle)) * static_cast<double>(a.magnitude));
-      cosines[a.d2 + j] =
-          static_cast<float>(__builtin_sin(static_cast<double>(angle)) * static_cast<double>(a.magnitude));
+      cosines[a.d2 + j] = static_cast<float>(__builtin_sin(static_cast<double>(angle)) * static_cast<double>(a.magnitude));
     }
   }
 }
@@ -98,4 +96,4 @@ void rope_kv(const RopeKvArgs& a, const StepView& view, const ThreadCtx& ctx) {
   }
 }
 
-}  // namespace tiercel::TIERCEL_LEVEL
+} // namespace tiercel::TIERCEL_LEVEL

@@ -48,13 +48,12 @@ TIERCEL_INLINE F16v silu(F16v g) { return div(g, add(set1(1.0f), exp(neg(g)))); 
 // g / 2 * (1 + tanh(u)) is g * sigmoid(2u), which keeps its digits where the tanh is near -1.
 TIERCEL_INLINE F16v gelu_tanh(F16v g) {
   const F16v cubic = fma(mul(mul(g, g), set1(0.044715f)), g, g);
-  return div(g, add(set1(1.0f), exp(mul(cubic, set1(-1.5957691216057308f)))));  // -2 sqrt(2 / pi)
+  return div(g, add(set1(1.0f), exp(mul(cubic, set1(-1.5957691216057308f))))); // -2 sqrt(2 / pi)
 }
 
 template <class Act>
 TIERCEL_INLINE void gated_row(const float* x, int64_t f, float* y, Act act) {
-  for_vectors(0, f,
-              [&](int64_t i, int n) { store_part(y + i, mul(act(load_part(x + i, n)), load_part(x + f + i, n)), n); });
+  for_vectors(0, f, [&](int64_t i, int n) { store_part(y + i, mul(act(load_part(x + i, n)), load_part(x + f + i, n)), n); });
 }
 
 // A block of argmax: small enough that finding the index again inside the winner costs nothing.
@@ -70,7 +69,7 @@ int64_t argmax_plain(const float* x, int64_t n) {
   return n > 0 ? best : -1;
 }
 
-}  // namespace
+} // namespace
 
 void norm(const NormArgs& a, const ThreadCtx& ctx) {
   const Range rows = share(a.m, ctx);
@@ -107,8 +106,7 @@ void softcap(const SoftcapArgs& a, const ThreadCtx& ctx) {
   const F16v cap = set1(a.cap);
   for_pieces(a.m, a.width, ctx, [&](int64_t r, int64_t begin, int64_t end) {
     float* x = a.x + r * a.ldx;
-    for_vectors(begin, end,
-                [&](int64_t i, int n) { store_part(x + i, mul(cap, tanh(div(load_part(x + i, n), cap))), n); });
+    for_vectors(begin, end, [&](int64_t i, int n) { store_part(x + i, mul(cap, tanh(div(load_part(x + i, n), cap))), n); });
   });
 }
 
@@ -116,14 +114,13 @@ void add(const AddArgs& a, const ThreadCtx& ctx) {
   for_pieces(a.m, a.width, ctx, [&](int64_t r, int64_t begin, int64_t end) {
     float* x = a.x + r * a.ldx;
     const float* y = a.y + r * a.ldy;
-    for_vectors(begin, end,
-                [&](int64_t i, int n) { store_part(x + i, add(load_part(x + i, n), load_part(y + i, n)), n); });
+    for_vectors(begin, end, [&](int64_t i, int n) { store_part(x + i, add(load_part(x + i, n), load_part(y + i, n)), n); });
   });
 }
 
 int64_t argmax(const float* x, int64_t n) {
   const F16v infinity = set1(__builtin_inff()), one = set1(1.0f);
-  F16v odd = zero();  // 1 in a lane that met a NaN or +infinity: neither is below +infinity
+  F16v odd = zero(); // 1 in a lane that met a NaN or +infinity: neither is below +infinity
   int64_t winner = 0;
   float best = -__builtin_inff();
   const int64_t whole = n / 16 * 16;
@@ -147,4 +144,4 @@ int64_t argmax(const float* x, int64_t n) {
   return index < 0 || x[whole + tail] > best ? whole + tail : index;
 }
 
-}  // namespace tiercel::TIERCEL_LEVEL
+} // namespace tiercel::TIERCEL_LEVEL

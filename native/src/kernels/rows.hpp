@@ -42,13 +42,11 @@ TIERCEL_INLINE float norm_factor(const float* x, int64_t width, float eps) {
 
 // y = (x * factor) * w (+ residual): normalise first, then the weight, as Hugging Face models do. y may be x or
 // residual.
-TIERCEL_INLINE void norm_row(const float* x, int64_t width, const float* w, float eps, const float* residual,
-                             float* y) {
+TIERCEL_INLINE void norm_row(const float* x, int64_t width, const float* w, float eps, const float* residual, float* y) {
   const F16v factor = set1(norm_factor(x, width, eps));
   for (int64_t i = 0; i < width; i += 16) {
     const int n = lanes_left(i, width);
-    F16v v =
-        n == 16 ? mul(mul(load(x + i), factor), load(w + i)) : mul(mul(load_n(x + i, n), factor), load_n(w + i, n));
+    F16v v = n == 16 ? mul(mul(load(x + i), factor), load(w + i)) : mul(mul(load_n(x + i, n), factor), load_n(w + i, n));
     if (residual != nullptr) v = add(n == 16 ? load(residual + i) : load_n(residual + i, n), v);
     if (n == 16)
       store(y + i, v);
@@ -57,5 +55,5 @@ TIERCEL_INLINE void norm_row(const float* x, int64_t width, const float* w, floa
   }
 }
 
-}  // namespace
-}  // namespace tiercel::TIERCEL_LEVEL
+} // namespace
+} // namespace tiercel::TIERCEL_LEVEL

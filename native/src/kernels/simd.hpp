@@ -48,9 +48,7 @@ TIERCEL_INLINE F16v zero_below(F16v a, F16v x, F16v limit) {
 TIERCEL_INLINE F16v scale_pow2(F16v a, F16v n) {
   return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_cvtps_epi32(n.v), 23)))};
 }
-TIERCEL_INLINE F16v load_f16(const uint16_t* p) {
-  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-}
+TIERCEL_INLINE F16v load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
 TIERCEL_INLINE void store_f16(uint16_t* p, F16v a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -97,9 +95,7 @@ TIERCEL_INLINE F16v add(F16v x, F16v y) { return {_mm256_add_ps(x.a, y.a), _mm25
 TIERCEL_INLINE F16v sub(F16v x, F16v y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 TIERCEL_INLINE F16v mul(F16v x, F16v y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 TIERCEL_INLINE F16v div(F16v x, F16v y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-TIERCEL_INLINE F16v fma(F16v x, F16v y, F16v z) {
-  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
-}
+TIERCEL_INLINE F16v fma(F16v x, F16v y, F16v z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 TIERCEL_INLINE F16v max(F16v x, F16v y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 TIERCEL_INLINE F16v min(F16v x, F16v y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 TIERCEL_INLINE F16v abs(F16v x) {

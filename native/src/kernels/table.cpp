@@ -8,7 +8,20 @@ namespace tiercel::TIERCEL_LEVEL {
 
 extern const KernelTable table;
 const KernelTable table = {
-    TIERCEL_STRING(TIERCEL_LEVEL), linear, embed, quantize, norm, gated, rope_table, rope_kv, attention, select_rows, softcap, add, argmax,
+    TIERCEL_STRING(TIERCEL_LEVEL),
+    linear,
+    embed,
+    quantize,
+    norm,
+    gated,
+    rope_table,
+    rope_kv,
+    attention,
+    select_rows,
+    softcap,
+    add,
+    argmax,
+    probe,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

@@ -22,6 +22,9 @@ void softcap(const SoftcapArgs&, const ThreadCtx&);
 void add(const AddArgs&, const ThreadCtx&);
 int64_t argmax(const float* x, int64_t n);
 
+// probe.cpp
+float probe(Probe kind, const uint8_t* data, int64_t n);
+
 // attention.cpp
 void attention(const AttentionArgs&, const StepView&, const ThreadCtx&);
 

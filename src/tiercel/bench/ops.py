@@ -106,7 +106,7 @@ class OpsResult:
         by_set = ", ".join(f"{mib} MiB {rate:.0f}" for mib, rate in self.limits.read_gb_s.items())
         told.append(
             f"limits, {self.limits.n_threads} threads: read GB/s {by_set}; float32 {self.limits.f32_gflop_s:,.0f} "
-            f"GFLOP/s; int8 {self.limits.int8_gop_s:,.0f} GOP/s (derived)"
+            f"GFLOP/s; int8 {self.limits.int8_gop_s:,.0f} GOP/s"
         )
         return "\n".join(told)
 

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tiercel import _native
 from tiercel.base.errors import ConfigError, RequestFailed
 from tiercel.base.units import MIB
-from tiercel.bench import limits, ops, plot
+from tiercel.bench import ops, plot
 from tiercel.bench.limits import Limits
 from tiercel.bench.ops import OpsResult, OpsWork, time_steps
 from tiercel.ops import lowered
@@ -114,9 +115,18 @@ def test_the_floor_is_the_slower_of_reading_and_computing():
     assert LIMITS.floor_s(1, 800e9, is_int8=False, working_set_bytes=MIB) == pytest.approx(4)
 
 
-def test_reading_is_measured_with_each_number_of_threads(monkeypatch):
-    monkeypatch.setattr(limits, "_READ_BYTES", MIB)
-    assert all(limits.read_rate_gb_s(MIB, n) > 0 for n in (1, 2))
+def test_each_kind_of_limit_is_measured_with_each_number_of_threads():
+    level = _native.kernel_levels()[0]
+    for n_threads in (1, 2):
+        for kind in ("fma", "dot"):
+            assert _native.measure_rate(level, kind, n_threads) > 0
+        assert _native.measure_rate(level, "read", n_threads, MIB) > 0
+
+
+@pytest.mark.parametrize("bad", [("none", "fma", 1, 0), ("scalar", "sum", 1, 0), ("scalar", "read", 2, 4096)])
+def test_a_limit_of_an_unknown_kind_is_refused(bad):
+    with pytest.raises(ValueError, match=r"needs|no such"):
+        _native.measure_rate(*bad)
 
 
 def test_the_table_tells_the_longest_first_and_what_is_no_op():
