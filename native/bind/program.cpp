@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -60,6 +61,8 @@ struct KvMemory {
 
 std::shared_ptr<KvMemory> make_kv(int32_t n_pages, int32_t page_tokens, bool is_f32,
                                   const std::vector<std::pair<int32_t, int32_t>>& layers) {
+  for (const auto& [n_kv_heads, head_dim] : layers)
+    if (n_kv_heads < 1 || head_dim < 8 || head_dim % 8 != 0) throw nb::value_error("make_kv: head_dim needs to be a multiple of 8");
   KvPool pool;
   pool.n_pages = n_pages;
   pool.page_tokens = page_tokens;
@@ -84,7 +87,21 @@ struct BoundRunner {
   std::shared_ptr<KvMemory> kv;
   std::vector<std::shared_ptr<PackedStore>> weights;
   std::unique_ptr<StepRunner> runner; // last: destroyed first, while what it reads is alive
+  const pid_t process_id = getpid();
 
+  BoundRunner(std::shared_ptr<KvMemory> pages, std::vector<std::shared_ptr<PackedStore>> packed, std::unique_ptr<StepRunner> steps)
+      : kv(std::move(pages)), weights(std::move(packed)), runner(std::move(steps)) {}
+  ~BoundRunner() { close(); }
+  BoundRunner(const BoundRunner&) = delete;
+  BoundRunner& operator=(const BoundRunner&) = delete;
+
+  // Frees everything. In a forked process the runner is left alone: its threads are not there to be joined.
+  void close() {
+    if (getpid() != process_id) static_cast<void>(runner.release());
+    runner.reset();
+    weights.clear();
+    kv.reset();
+  }
   StepRunner& live() {
     if (!runner) throw nb::value_error("StepRunner: it is closed");
     return *runner;
@@ -230,9 +247,9 @@ void bind_runner(nb::module_& m) {
             pool.base = kv->region.data();
             const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
             recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len);
-            new (self) BoundRunner{std::move(kv), std::move(recording.weights), nullptr};
-            self->runner = std::make_unique<StepRunner>(
-                std::move(recording.program), StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot}, std::move(cpus));
+            auto runner = std::make_unique<StepRunner>(std::move(recording.program),
+                                                       StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot}, std::move(cpus));
+            new (self) BoundRunner(std::move(kv), std::move(recording.weights), std::move(runner));
           },
           "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a)
       .def(
@@ -293,6 +310,7 @@ void bind_runner(nb::module_& m) {
           "last_logits",
           [](BoundRunner& b, int64_t n_rows) {
             if (b.live().n_submitted() != 0) throw nb::value_error("last_logits: a step is still running");
+            if (n_rows < 0 || n_rows > b.live().limits().max_rows) throw nb::value_error("n_rows: more than a step has");
             std::vector<float> all;
             for (int64_t r = 0; r < n_rows; ++r) {
               const auto row = b.live().last_logits(r);
@@ -307,13 +325,17 @@ void bind_runner(nb::module_& m) {
       .def("take_op_ns", [](BoundRunner& b) { return b.live().program().take_op_ns(); })
       .def("close", [](BoundRunner& b) {
         nb::gil_scoped_release release;
-        b.runner.reset();
+        b.close();
       });
 }
 
 } // namespace
 
 void bind_program(nb::module_& m) {
+#ifdef NDEBUG
+  // A process that is forked, or killed inside a step, ends with objects held: a list of them tells a user nothing.
+  nb::set_leak_warnings(false);
+#endif
   bind_recording(m);
   bind_runner(m);
 }

@@ -33,10 +33,17 @@ Team::Team(int32_t n_threads, std::vector<int32_t> cpus) : n_threads_(n_threads)
   barrier_.flags = std::make_unique<Flag[]>(static_cast<size_t>(n_threads));
   barrier_.n = n_threads;
   threads_.reserve(static_cast<size_t>(n_threads - 1));
-  for (int32_t t = 1; t < n_threads; ++t) threads_.emplace_back([this, t] { serve(t); });
+  try {
+    for (int32_t t = 1; t < n_threads; ++t) threads_.emplace_back([this, t] { serve(t); });
+  } catch (...) { // no more are to be had: those that run must not outlive this object
+    end();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
   is_closing_.store(true, std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tiercel.base import machine
 from tiercel.base.config import EngineOptions
-from tiercel.base.errors import ConfigError, ModelFileError
+from tiercel.base.errors import ConfigError, ModelFileError, OutOfPages, TiercelError
 from tiercel.engine.config import EngineConfig
 from tiercel.hub.resolve import ResolvedModel, resolve
 from tiercel.hub.store import default_folder
@@ -28,12 +28,14 @@ from tiercel.ops.program import Program
 from tiercel.ops.recorder import ComputeDtype
 from tiercel.quant.formats import Format
 from tiercel.runner import capacity as sizing
+from tiercel.text.conversation import Conversations
 from tiercel.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tiercel.engine.client import EngineClient
     from tiercel.runner.native import NativeRunner
 
+_T = TypeVar("_T")
 _FLOATS = (Format.F32, Format.F16, Format.BF16)
 _DTYPE_FORMATS = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
 # Slots when the options name none: on a CPU the step is compute-bound long before.
@@ -85,6 +87,7 @@ class Engine:
     runner: "NativeRunner"
     client: "EngineClient"
     tokenizer: Tokenizer | None
+    conversations: Conversations
 
     def close(self) -> None:
         """Abort what runs, stop the threads, give back memory. Idempotent."""
@@ -170,7 +173,10 @@ def planned_tensors(
 
 
 def build_runner(plan: Plan) -> "NativeRunner":
-    """Pack the weights and start the native runner."""
+    """Pack the weights and start the native runner.
+
+    Raises: OutOfPages: there is not the memory; ConfigError: there are not the threads.
+    """
     from tiercel.runner.native import NativeRunner, NativeSettings
     from tiercel.runner.weights import PackedWeightStore
 
@@ -178,7 +184,7 @@ def build_runner(plan: Plan) -> "NativeRunner":
         plan.checkpoint.tensors,
         expand_to_f32=plan.is_float32_compute,
         n_threads=plan.n_threads,
-        release_file_pages=plan.checkpoint.release_pages,
+        release=plan.checkpoint.release_pages,
     )
     max_step_tokens = max(plan.options.max_num_batched_tokens, plan.capacity.max_num_seqs)
     settings = NativeSettings(
@@ -187,9 +193,18 @@ def build_runner(plan: Plan) -> "NativeRunner":
         kv_dtype=plan.kv_dtype,
         n_threads=plan.n_threads,
     )
-    runner = NativeRunner(lower_and_fuse(plan.program), weights, plan.capacity, settings)
-    plan.checkpoint.release_pages()
-    return runner
+    try:
+        return NativeRunner(lower_and_fuse(plan.program), weights, plan.capacity, settings)
+    except TiercelError:
+        raise
+    except MemoryError as error:
+        raise OutOfPages(
+            f"memory: the weights, {plan.capacity.n_pages} pages of KV and the arrays of {max_step_tokens} tokens "
+            "a step do not fit what this process may have; "
+            "lower max_num_seqs, max_num_batched_tokens or kv_cache_memory_bytes"
+        ) from error
+    except RuntimeError as error:
+        raise ConfigError(f"threads: {plan.n_threads} could not be started ({error}); lower threads") from error
 
 
 def load_tokenizer(plan: Plan) -> Tokenizer | None:
@@ -248,10 +263,10 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
     try:
         if on_plan is not None:
             on_plan(plan)
-        tokenizer_later = _in_thread(lambda: load_tokenizer(plan))
+        text_later = _in_thread(lambda: _load_text(plan))
         runner = build_runner(plan)
         try:
-            tokenizer = tokenizer_later.result()
+            tokenizer, conversations = text_later.result()
             core = EngineCore(runner, engine_config(plan))
             client = EngineClient(
                 core, tokenizer, weights_digest=plan.identity, kv_dtype=plan.kv_dtype, eos_ids=eos_ids(plan, tokenizer)
@@ -263,7 +278,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
         plan.checkpoint.close()
         raise
     core.start()
-    return Engine(plan, runner, client, tokenizer)
+    return Engine(plan, runner, client, tokenizer, conversations)
 
 
 def engine_config(plan: Plan) -> EngineConfig:
@@ -282,20 +297,31 @@ def engine_config(plan: Plan) -> EngineConfig:
 
 
 def eos_ids(plan: Plan, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Return the ids that end a sequence: the generation config's, else the config's, and the tokenizer's."""
+    """Return the ids that end a sequence: the generation config's, else the config's, and the tokenizer's.
+
+    Ids beyond the vocabulary, which files of padded or cut models name, are left out: they can never come.
+    """
     found: set[int] = set(tokenizer.eos_ids) if tokenizer is not None else set()
     stated = plan.checkpoint.generation_config.get("eos_token_id")
     if stated is None:
         stated = plan.checkpoint.config.get("eos_token_id")
     for one in stated if isinstance(stated, list) else [stated]:
-        if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < plan.info.vocab_size:
+        if isinstance(one, int) and not isinstance(one, bool):
             found.add(one)
-    return frozenset(found)
+    return frozenset(one for one in found if 0 <= one < plan.info.vocab_size)
 
 
-def _in_thread(work: "Callable[[], Tokenizer | None]") -> "Future[Tokenizer | None]":
+def _load_text(plan: Plan) -> tuple[Tokenizer | None, Conversations]:
+    """Load all that has to do with text, the first conversation's template included."""
+    tokenizer = load_tokenizer(plan)
+    conversations = Conversations(tokenizer)
+    conversations.warm()
+    return tokenizer, conversations
+
+
+def _in_thread(work: "Callable[[], _T]") -> "Future[_T]":
     """Run `work` on a thread of its own; packing releases the GIL, so both run at once."""
-    done: Future[Tokenizer | None] = Future()
+    done: Future[_T] = Future()
 
     def run() -> None:
         try:

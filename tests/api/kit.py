@@ -27,8 +27,8 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 264  # as models pad theirs: more logits than tokens
 
 
-def byte_tokenizer(template=TEMPLATE):
-    """256 tokens of one byte each, and three special ones."""
+def byte_tokenizer(template=TEMPLATE, more_special=()):
+    """256 tokens of one byte each, and three special ones or more."""
     letters, n = [], 0
     for byte in range(256):
         if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
@@ -36,12 +36,13 @@ def byte_tokenizer(template=TEMPLATE):
         else:
             letters.append(chr(256 + n))
             n += 1
-    tokens = [*letters, *SPECIAL]
+    special = (*SPECIAL, *more_special)
+    tokens = [*letters, *special]
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array([1] * 256 + [3] * len(SPECIAL), np.int32),
+        "tokenizer.ggml.token_type": np.array([1] * 256 + [3] * len(special), np.int32),
         "tokenizer.ggml.merges": [],
         "tokenizer.ggml.bos_token_id": tokens.index("<|im_start|>"),
         "tokenizer.ggml.eos_token_id": tokens.index("<|endoftext|>"),

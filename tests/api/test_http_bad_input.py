@@ -198,7 +198,7 @@ def test_a_wrong_field_is_refused_by_its_name(rig, fields, param):
         ({"top_logprobs": -1}, "top_logprobs"),
         ({"top_logprobs": -2, "logprobs": True}, "top_logprobs"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": []}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

@@ -114,10 +114,9 @@ def test_slots_do_not_outnumber_a_steps_tokens_where_none_were_asked_for(folder)
     assert plan_of(folder, max_num_batched_tokens=8).capacity.max_num_seqs == 8
 
 
-def test_slots_that_were_asked_for_widen_the_step(folder):
-    plan = plan_of(folder, max_num_batched_tokens=8, max_num_seqs=20)
-    config = boot.engine_config(plan)
-    assert (config.max_num_seqs, config.max_num_batched_tokens) == (20, 20)
+def test_more_slots_than_tokens_of_a_step_are_refused(folder):
+    with pytest.raises(ConfigError, match="at least max_num_seqs, which is 20"):
+        plan_of(folder, max_num_batched_tokens=8, max_num_seqs=20)
 
 
 def test_the_engine_gets_its_options(folder):

@@ -42,6 +42,7 @@ class Team {
   };
 
   static void wait_all(Barrier* self, int32_t thread);
+  void end();
   void serve(int32_t thread);
   void settle(int32_t thread) const;
 

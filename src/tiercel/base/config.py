@@ -26,6 +26,7 @@ REMOVED = {
 _KV_DTYPES = ("auto", "float16", "float32")
 _COMPUTE_DTYPES = ("auto", "int8", "float32")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
+THREADS_MAX = 1024  # more than any machine has; each costs a stack and a place in every barrier
 _QUANTIZATIONS = (None, "none", "q8_0", "q4_0")
 
 
@@ -103,6 +104,15 @@ class EngineOptions:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name}: got {value!r}; needs a whole number of {least} or more")
+        if self.threads is not None and self.threads > THREADS_MAX:
+            raise ConfigError(
+                f"threads: got {self.threads}; at most {THREADS_MAX} are started; lower it or leave it out"
+            )
+        if self.max_num_seqs is not None and self.max_num_seqs > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens: got {self.max_num_batched_tokens}; at least max_num_seqs, which is "
+                f"{self.max_num_seqs}, is needed, one token a sequence; raise it or lower max_num_seqs"
+            )
         for name in ("skip_tokenizer_init", "enable_prefix_caching", "async_scheduling"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: got {getattr(self, name)!r}; needs True or False")

@@ -5,9 +5,11 @@ flag, wrong value); 130 stopped by Ctrl-C; 141 nobody reads the output. Subcomma
 """
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tiercel import __version__
 from tiercel.base import env
@@ -29,6 +31,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (without the program's name) writes, and return the process's exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _replace_closed_streams()
+    # Start-up makes some 300,000 objects that live to the end; collections while they come only cost time.
+    gc.set_threshold(100_000, 50, 100)
     has_traceback = False
     try:
         has_traceback = env.read(env.TRACEBACK) == "1"
@@ -50,6 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"tiercel: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        if has_traceback:
+            raise
+        print(
+            f"tiercel: {error.filename or 'output'}: {error.strerror or error}; need room and rights", file=sys.stderr
+        )
+        _end_quietly()
+        return 1
 
 
 def _dispatch(words: list[str]) -> int:
@@ -103,6 +116,15 @@ def _unknown_command(word: str) -> str:
     shown = word if len(word) <= 60 else f"{word[:57]}..."
     meant = f"did you mean `tiercel {near[0]}`?" if near else f"to ask a model something: tiercel run {shown!r}"
     return f"command: got {shown!r}; need one of {', '.join(COMMANDS)}; {meant}"
+
+
+def _replace_closed_streams() -> None:
+    """Let go of what is written to a stream that was closed for us: Python has None there, which `print` takes for
+    standard output.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 stays open to the end
 
 
 def _end_quietly() -> int:

@@ -77,6 +77,11 @@ def read_piped(stdin: TextIO, notices: TextIO) -> str:
         text = stdin.read(_MOST_PIPED_CHARS + 1)
     except UnicodeDecodeError as error:
         raise ConfigError(f"run: standard input is not {error.encoding} text (byte {error.start}); need text") from None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # In the C locale Python reads any bytes, and marks those that are no text.
+        raise ConfigError(f"run: standard input is not UTF-8 text (character {error.start}); need text") from None
     if len(text) > _MOST_PIPED_CHARS:
         raise ConfigError(
             f"run: more than {format_bytes(_MOST_PIPED_CHARS)} are piped in; need a prompt a model can read"

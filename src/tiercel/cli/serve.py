@@ -40,6 +40,8 @@ class ServeConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     is_insecure: bool = False
     has_open_metrics: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 def configure(parser: CommandParser) -> None:
@@ -67,6 +69,21 @@ def configure(parser: CommandParser) -> None:
         metavar="S",
         help="seconds that running requests may go on after SIGTERM (default: 30)",
     )
+    parser.add_argument(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="how the model writes tool calls, as in hermes; none; default: found in its template",
+    )
+    parser.add_argument(
+        "--enable-auto-tool-choice", action="store_true", help="accepted for vLLM's sake: it is always on"
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="how the model marks its reasoning, as in qwen3; none; default: found in its template",
+    )
     add_model_source(parser)
     add_options(parser, ENGINE_OPTIONS, title="engine")
 
@@ -88,6 +105,7 @@ def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
         )
     if args.shutdown_timeout < 0:
         raise ConfigError(f"serve: --shutdown-timeout: got {args.shutdown_timeout:g} s; need 0 or more")
+    _check_parsers(args.tool_call_parser, args.reasoning_parser)
     keys = (*args.api_key, *(environ[name] for name in _KEY_VARIABLES if environ.get(name)))
     if any(not key.strip() for key in keys):
         raise ConfigError("serve: --api-key: got an empty key; need some text")
@@ -112,7 +130,16 @@ def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
         api_keys=keys,
         is_insecure=args.insecure,
         has_open_metrics=args.open_metrics,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
     )
+
+
+def _check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
+    """Refuse a name of no parser before a model is fetched."""
+    from tiercel.text.parsers.registry import check_names
+
+    check_names(tool_call_parser, reasoning_parser)
 
 
 def parse_port(text: str) -> int:
@@ -142,6 +169,8 @@ def start_server(config: ServeConfig) -> int | None:
         is_insecure=config.is_insecure,
         has_open_metrics=config.has_open_metrics,
         shutdown_s=config.shutdown_s,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
     )
     return serve(settings, lambda: build_facade(config))
 

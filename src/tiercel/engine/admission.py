@@ -12,6 +12,7 @@ from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import RunnerLimits
 
 _N_SHOWN = 5  # bad ids listed in a message
+_N_CHARS = 20  # of one of them
 
 
 def admit(
@@ -73,8 +74,13 @@ def _max_total_tokens(n_prompt: int, params: SamplingParams, limits: RunnerLimit
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     bad = [i for i in ids if not (type(i) is int and 0 <= i < vocab_size)]
     if bad:
-        shown = ", ".join(repr(i)[:20] for i in bad[:_N_SHOWN]) + (", ..." if len(bad) > _N_SHOWN else "")
+        shown = ", ".join(map(_short, bad[:_N_SHOWN])) + (", ..." if len(bad) > _N_SHOWN else "")
         raise RequestError(f"{name}: got ids {shown}; whole numbers from 0 to {vocab_size - 1} are needed", param=name)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _N_CHARS else f"{text[:_N_CHARS]}..."
 
 
 def _check_logprobs(name: str, n: int | None, vocab_size: int, n_max: int) -> None:

@@ -14,7 +14,7 @@ import os
 import queue
 import random
 import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -133,6 +133,14 @@ class RequestHandle:
             if output is None and not self._state.is_read:
                 self._waiter = waiter
             return output
+
+    def _is_ready(self, waiter: _LoopWaiter | _QueueWaiter) -> bool:
+        """Whether there is something to read, which is left there; else `waiter` is woken when there is."""
+        with self._state.lock:
+            if self._state.has_news:
+                return True
+            self._waiter = waiter
+            return False
 
     # The engine's thread.
 
@@ -295,7 +303,7 @@ class EngineClient:
                 while n_sent < len(prepared) and (n_open == 0 or n_open + prepared[n_sent].params.n <= window):
                     n_open += prepared[n_sent].params.n
                     running[n_sent] = self._send(prepared[n_sent], None, is_bounded=False)
-                    if running[n_sent]._take(_QueueWaiter(done, n_sent)) is not None:
+                    if running[n_sent]._is_ready(_QueueWaiter(done, n_sent)):
                         done.put(n_sent)
                     n_sent += 1
                 i = done.get()
@@ -312,6 +320,11 @@ class EngineClient:
                 handle.close()
 
     def _send(self, prepared: PreparedRequest, request_id: str | None, *, is_bounded: bool) -> RequestHandle:
+        if request_id is not None and not isinstance(request_id, str):
+            raise RequestError(
+                f"request_id: got {type(request_id).__name__}; text is needed; leave it out for one of ours",
+                param="request_id",
+            )
         request_id = request_id or os.urandom(16).hex()
         params = prepared.params
         arrival_s = self.core.clock()
@@ -436,6 +449,11 @@ def _wrapped(seed: int) -> int:
 def _one_each(name: str, given: Any, kind: type, n: int) -> list[Any]:
     if isinstance(given, kind):
         return [given] * n
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__"):
+        raise RequestError(
+            f"{name}: got {type(given).__name__}; {kind.__name__} is needed, or a list of them, one a prompt",
+            param=name,
+        )
     if len(given) != n:
         raise RequestError(f"{name}: got {len(given)} for {n} prompts; one for all or one each is needed", param=name)
     return list(given)

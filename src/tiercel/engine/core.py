@@ -14,6 +14,7 @@ a NaN (that sequence fails), the death of the loop itself (all fail with EngineD
 """
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -33,6 +34,8 @@ from tiercel.runner.interface import Runner
 _log = logging.getLogger(__name__)
 
 Sink = Callable[[list[SequenceUpdate]], None]
+
+_NOTHING_ALLOWED = -2  # as StepResult.row_token says it
 
 
 class EngineCore:
@@ -77,6 +80,7 @@ class EngineCore:
         self._is_stopping = False
         self._is_dead = False
         self._thread: threading.Thread | None = None
+        self._process_id = os.getpid()
         self.snapshot = EngineSnapshot()
         self._publish()
 
@@ -99,15 +103,28 @@ class EngineCore:
     @property
     def is_alive(self) -> bool:
         """Whether sequences that were accepted will be computed."""
-        return not self._is_dead
+        return not self._is_dead and not self._is_a_copy
+
+    @property
+    def _is_a_copy(self) -> bool:
+        """Whether this process was forked from the engine's: its threads are not here, and its locks may be held."""
+        return os.getpid() != self._process_id
+
+    def _check_not_a_copy(self) -> None:
+        if self._is_a_copy:
+            raise EngineDead(
+                "engine: this process was forked from the one that runs it; an engine of its own is needed; build it "
+                "after the fork, or start processes with spawn"
+            )
 
     def add(self, new: list[NewSequence], *, is_bounded: bool = True) -> None:
         """Queue sequences, all or none.
 
         Raises:
             QueueFull: with `is_bounded`, when max_waiting would be exceeded.
-            EngineDead: the engine has ended or is ending.
+            EngineDead: the engine has ended or is ending, or this is a forked process.
         """
+        self._check_not_a_copy()
         with self._lock:
             if self._refusal is not None:
                 raise EngineDead(self._refusal)
@@ -125,6 +142,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> "Future[bool]":
         """Forget what is cached; the result is False, and nothing is forgotten, while anything runs."""
+        self._check_not_a_copy()
         done: Future[bool] = Future()
         with self._lock:
             if self._refusal is not None:
@@ -135,8 +153,10 @@ class EngineCore:
     def shutdown(self, *, drain_s: float | None = 0.0) -> None:
         """Accept nothing more, let what is there run for at most `drain_s` (None: to its end), abort the rest, end.
 
-        Waits for the thread and closes the runner. Idempotent.
+        Waits for the thread and closes the runner. Idempotent; without effect in a forked process.
         """
+        if self._is_a_copy:
+            return
         with self._lock:
             if self._refusal is None:
                 self._refusal = "engine: it is shutting down; no request is accepted; send it elsewhere"
@@ -306,7 +326,7 @@ class EngineCore:
             if sequence.state is State.FINISHED or sequence in discarded:
                 self._totals["stale"] += 1
             elif token_id < 0:
-                self._fail_nan(sequence)
+                self._fail_row(sequence, token_id)
             else:
                 self._take_token(sequence, token_id, None)
 
@@ -324,7 +344,7 @@ class EngineCore:
                 self._totals["stale"] += 1
                 continue
             if token_id < 0:
-                self._fail_nan(sequence)
+                self._fail_row(sequence, token_id)
                 continue
             is_sampled = step.samples[i] and position == step.starts[i] + step.counts[i] - 1
             n = sequence.n_logprobs if is_sampled else sequence.n_prompt_logprobs
@@ -363,12 +383,21 @@ class EngineCore:
             update.stop_reason = ended[1]
             self._end_sequence(sequence, update, reason=ended[0], is_complete=True)
 
-    def _fail_nan(self, sequence: Sequence) -> None:
-        error = RequestFailed(
-            f"engine: the logits after token {len(sequence.token_ids)} of {sequence.sequence_id} hold a NaN; "
-            "the model's numbers overflow on this input; try another dtype or input"
-        )
-        self._end_sequence(sequence, self._update(sequence, []), error=error, is_spoilt=True)
+    def _fail_row(self, sequence: Sequence, code: int) -> None:
+        """Fail a sequence whose newest row gave no token; `code` is what `StepResult.row_token` says instead."""
+        where = f"engine: after token {len(sequence.token_ids)} of {sequence.sequence_id}"
+        is_spoilt = code != _NOTHING_ALLOWED
+        if is_spoilt:
+            text = (
+                f"{where}: the logits hold a NaN; finite numbers are needed; the model overflows on this input, "
+                "or its weights are damaged: try another input or dtype, or fetch the model again"
+            )
+        else:
+            text = (
+                f"{where}: the request's constraints leave no token; at least one is needed; loosen allowed_token_ids, "
+                "bad_words or min_tokens"
+            )
+        self._end_sequence(sequence, self._update(sequence, []), error=RequestFailed(text), is_spoilt=is_spoilt)
 
     def _update(self, sequence: Sequence, token_ids: list[int]) -> SequenceUpdate:
         return SequenceUpdate(sequence.sequence_id, token_ids, self.clock())

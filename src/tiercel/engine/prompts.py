@@ -75,6 +75,7 @@ class PromptReader:
                 f"cache_salt: got {cache_salt!r}; text of at least one letter is needed; leave it out",
                 param="cache_salt",
             )
+        priority = _as_priority(priority)
         params = self._with_words(params)
         max_total = admit(token_ids, params, self._limits, self._config, priority=priority)
         return PreparedRequest(text, token_ids, params, max_total, priority, cache_salt)
@@ -137,6 +138,18 @@ def _wrong_kind(got: Any) -> RequestError:
         "is needed",
         param="prompt",
     )
+
+
+def _as_priority(got: Any) -> int:
+    """Take a whole number: the queue is sorted by it, so anything else would end the engine and not the request."""
+    if type(got) is not int:
+        if isinstance(got, bool) or not hasattr(got, "__index__"):
+            raise RequestError(
+                f"priority: got {type(got).__name__}; a whole number is needed, lower first; leave it out for 0",
+                param="priority",
+            )
+        return operator.index(got)
+    return int(got)
 
 
 def _as_ids(ids: Any) -> list[int]:

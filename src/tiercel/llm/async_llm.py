@@ -3,6 +3,7 @@ everything.
 """
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +14,7 @@ from tiercel.engine.prompts import Prompt
 from tiercel.protocol.outputs import RequestOutput
 from tiercel.protocol.params import SamplingParams
 from tiercel.sampling.defaults import default_params
-from tiercel.text.conversation import Conversations, Message
+from tiercel.text.conversation import Message
 from tiercel.text.tokenizer import Tokenizer
 
 
@@ -25,7 +26,8 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._engine = boot.build_engine(engine_options(model=model, **options))
-        self._conversations = Conversations(self._engine.tokenizer)
+        weakref.finalize(self, self._engine.close)  # as `LLM` does
+        self._conversations = self._engine.conversations
         self.client = self._engine.client
 
     @property

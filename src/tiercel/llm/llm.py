@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
@@ -15,7 +16,7 @@ from tiercel.engine.prompts import Prompt
 from tiercel.protocol.outputs import RequestOutput
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 from tiercel.sampling.defaults import default_params
-from tiercel.text.conversation import Conversations, Message
+from tiercel.text.conversation import Message
 from tiercel.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -32,7 +33,9 @@ class LLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._engine = boot.build_engine(engine_options(model=model, **options))
-        self._conversations = Conversations(self._engine.tokenizer)
+        # An object that is dropped, or a program that ends, without `close`: its threads would outlive what they use.
+        weakref.finalize(self, self._engine.close)
+        self._conversations = self._engine.conversations
         self.client = self._engine.client
 
     @property

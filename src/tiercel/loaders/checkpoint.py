@@ -133,10 +133,10 @@ class Checkpoint:
         first = self.files[0]
         return first if isinstance(first, GgufFile) else self.path
 
-    def release_pages(self) -> None:
-        """Let go of what is resident of the files: what was packed from them does not count twice."""
+    def release_pages(self, tensor: Tensor) -> None:
+        """Let go of what is resident of a tensor's bytes: what was packed from them does not count twice."""
         for file in self.files:
-            file.release_pages()
+            file.release_pages(tensor.data)
 
     def close(self) -> None:
         """Release the files. Tensors taken before stay valid."""

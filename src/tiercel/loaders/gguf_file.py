@@ -252,9 +252,9 @@ class GgufFile:
         """Return each tensor's bytes, in the order of `tensors`."""
         return map(self.data, self.tensors.values())
 
-    def release_pages(self) -> None:
-        """Let go of the file's resident bytes; see `MappedFile.release_pages`."""
-        self._file.release_pages()
+    def release_pages(self, data: npt.NDArray[np.uint8]) -> None:
+        """Let go of a tensor's resident bytes; see `MappedFile.release_pages`."""
+        self._file.release_pages(data)
 
     def close(self) -> None:
         """Release the map. Arrays taken from it stay valid; texts that were not read yet do not."""

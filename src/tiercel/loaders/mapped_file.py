@@ -43,11 +43,19 @@ class MappedFile:
         self.size = len(self.map)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
 
-    def release_pages(self) -> None:
-        """Let go of what is resident of the map; a later read takes it from the file again. An array stays valid."""
+    def release_pages(self, data: npt.NDArray[np.uint8]) -> None:
+        """Let go of what is resident of the map under `data`, a view of it; a later read takes it from the file again.
+
+        Without effect for an array from elsewhere.
+        """
+        start = data.ctypes.data - self.bytes.ctypes.data
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        n_bytes = (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if not 0 <= start < self.size or n_bytes <= 0:
+            return
         # Only advice: an older system may refuse it, and a closed map has nothing to let go of.
         with contextlib.suppress(OSError, ValueError):
-            self.map.madvise(mmap.MADV_DONTNEED)
+            self.map.madvise(mmap.MADV_DONTNEED, first, n_bytes)
 
     def close(self) -> None:
         """Drop the map. Arrays taken from it stay valid; the memory goes when the last of them does."""

@@ -92,19 +92,28 @@ def read_sizes(fields: ConfigFields, *, default_head_dim: int | None = None) -> 
         raise fields.broken("num_key_value_heads", n_kv_heads, f"a divisor of num_attention_heads {n_heads}")
     if default_head_dim is None and not fields.has("head_dim") and hidden % n_heads:
         raise fields.broken("hidden_size", hidden, f"head_dim, or a multiple of num_attention_heads {n_heads},")
-    n_layers = fields.size("num_hidden_layers")
-    if n_layers > _MAX_LAYERS:
-        raise fields.broken("num_hidden_layers", n_layers, f"at most {_MAX_LAYERS} layers")
     return Sizes(
         vocab_size=fields.size("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.size("intermediate_size"),
-        n_layers=n_layers,
+        n_layers=read_n_layers(fields),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=fields.size("head_dim", default_head_dim or hidden // n_heads),
         max_position=fields.size("max_position_embeddings"),
     )
+
+
+def read_n_layers(fields: ConfigFields) -> int:
+    """Read the number of layers, bounded before anything of one entry a layer is made.
+
+    Raises:
+        ModelFileError: it is missing, no positive integer, or larger than any model's.
+    """
+    n_layers = fields.size("num_hidden_layers")
+    if n_layers > _MAX_LAYERS:
+        raise fields.broken("num_hidden_layers", n_layers, f"at most {_MAX_LAYERS} layers")
+    return n_layers
 
 
 def read_activation(fields: ConfigFields, name: str, default: str) -> str:
@@ -113,7 +122,8 @@ def read_activation(fields: ConfigFields, name: str, default: str) -> str:
     Raises:
         UnsupportedModel: it is not implemented.
     """
-    given = fields.raw(name) or default
+    found = fields.raw(name)
+    given = default if found is None else found
     if not isinstance(given, str) or given not in _ACTIVATIONS:
         raise fields.refused(name, given, f"the known activations are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[given]

@@ -10,6 +10,7 @@ from typing import Any
 from tiercel.base.errors import ModelFileError, UnsupportedModel
 
 _MAX_SIZE = 1 << 31
+_FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 
 # What tools write into configs and what only training, generation or printing reads.
 _HARMLESS = frozenset(
@@ -73,7 +74,7 @@ class ConfigFields:
         return float(value)
 
     def positive(self, name: str, default: object = Required) -> float:
-        """Return a finite number above zero.
+        """Return a number above zero.
 
         Raises:
             ModelFileError: it is missing without a default, or is not that.
@@ -81,6 +82,17 @@ class ConfigFields:
         value = self.real(name, default)
         if value <= 0.0:
             raise self.broken(name, value, "a number above 0")
+        return value
+
+    def float32(self, name: str, default: object = Required) -> float:
+        """Return a number that float32 arithmetic can add to others: above zero and below its largest.
+
+        Raises:
+            ModelFileError: it is missing without a default, or is not that.
+        """
+        value = self.positive(name, default)
+        if value > _FLOAT32_MAX:
+            raise self.broken(name, value, f"a number up to {_FLOAT32_MAX:.4g}")
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:

@@ -12,6 +12,7 @@ from tiercel.models.decoder import (
     DecoderConfig,
     default_scale,
     read_activation,
+    read_n_layers,
     read_sizes,
     read_windows,
     refuse_mixed,
@@ -31,7 +32,7 @@ class Llama(Decoder):
         fields.only("sliding_window", why="Llama has no window; Mistral has")
         bias = fields.flag("attention_bias", default=False)
         mlp_bias = fields.flag("mlp_bias", default=False)
-        n_layers = fields.size("num_hidden_layers")
+        n_layers = read_n_layers(fields)
         windows = read_windows(fields, n_layers, None, [False] * n_layers)
         return cls(_plain(fields, "LlamaForCausalLM", windows, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias))
 
@@ -49,7 +50,7 @@ class Mistral(Decoder):
         if "sliding_window" not in config:
             window = 4096
         fields.raw("sliding_window")
-        n_layers = fields.size("num_hidden_layers")
+        n_layers = read_n_layers(fields)
         windows = read_windows(fields, n_layers, window, [window is not None] * n_layers)
         refuse_mixed(fields, "Mistral", windows)
         return cls(_plain(fields, "MistralForCausalLM", windows))
@@ -62,7 +63,7 @@ class SmolLM3(Decoder):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Read a SmolLM3 config; see `Model.from_config`."""
         fields = ConfigFields(config)
-        n_layers = fields.size("num_hidden_layers")
+        n_layers = read_n_layers(fields)
         interval = fields.size("no_rope_layer_interval", 4)
         listed = fields.raw("no_rope_layers")
         if listed is None:
@@ -113,7 +114,7 @@ def _plain(
         n_heads=sizes.n_heads,
         n_kv_heads=sizes.n_kv_heads,
         head_dim=sizes.head_dim,
-        eps=fields.positive("rms_norm_eps", 1e-6),
+        eps=fields.float32("rms_norm_eps", 1e-6),
         act=read_activation(fields, "hidden_act", "silu"),
         max_position=sizes.max_position,
         is_tied=fields.flag("tie_word_embeddings", default=default_tied),

@@ -63,7 +63,7 @@ def _read(
         n_heads=sizes.n_heads,
         n_kv_heads=sizes.n_kv_heads,
         head_dim=sizes.head_dim,
-        eps=fields.positive("rms_norm_eps", 1e-6),
+        eps=fields.float32("rms_norm_eps", 1e-6),
         act=read_activation(fields, "hidden_act", "silu"),
         max_position=sizes.max_position,
         is_tied=fields.flag("tie_word_embeddings", default=False),

@@ -40,6 +40,7 @@ _KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "tiercel_freq_factors": frozenset({"freq_factors"}),
     }
 )
+_MAX_REACH_TOKENS = 1 << 31
 _NEWER_NAMES: Mapping[str, str] = MappingProxyType({"su": "longrope"})
 
 
@@ -154,7 +155,8 @@ def parse_rope(params: Mapping[str, Any], *, head_dim: int, max_position: int, d
         ModelFileError: a parameter is missing or makes no sense.
     """
     fields = ConfigFields(params, "config: rope_parameters")
-    given = fields.raw("rope_type") or fields.raw("type") or "default"
+    named = [fields.raw("rope_type"), fields.raw("type")]
+    given = next((name for name in named if name is not None), "default")
     kind = _NEWER_NAMES.get(given, given) if isinstance(given, str) else given
     if not isinstance(kind, str) or kind not in _KINDS:
         raise fields.refused("rope_type", given, f"the known kinds are {', '.join(_KINDS)}")
@@ -172,9 +174,11 @@ def parse_rope(params: Mapping[str, Any], *, head_dim: int, max_position: int, d
     factor = fields.positive("factor") if needs_factor else fields.positive("factor", 1.0)
     if kind in ("yarn", "longrope") and not fields.has("factor"):
         factor = max_position / original
+    theta = fields.positive("rope_theta", default_theta)
+    _check_reach(fields, kind, theta, factor, max_position=max_position, original=original)
     base = RopeParameters(
         kind=kind,
-        theta=fields.positive("rope_theta", default_theta),
+        theta=theta,
         head_dim=head_dim,
         dim=dim,
         max_position=max_position,
@@ -182,6 +186,19 @@ def parse_rope(params: Mapping[str, Any], *, head_dim: int, max_position: int, d
         factor=factor,
     )
     return replace(base, **_of_kind(fields, kind, dim, factor, original))
+
+
+def _check_reach(
+    fields: ConfigFields, kind: str, theta: float, factor: float, *, max_position: int, original: int
+) -> None:
+    """Refuse what would divide by zero, or stretch a text to no length or to one that no machine holds."""
+    reach = {"linear": max_position * factor, "yarn": max(max_position, original * factor)}.get(kind, max_position)
+    if not 1.0 <= reach < _MAX_REACH_TOKENS:
+        raise fields.broken("factor", factor, f"one that makes the length 1 to {_MAX_REACH_TOKENS - 1} tokens")
+    if kind == "yarn" and theta <= 1.0:
+        raise fields.broken("rope_theta", theta, "a number above 1")
+    if kind == "longrope" and original < 2 and not fields.has("attention_factor"):
+        raise fields.broken(_ORIGINAL, original, "an integer above 1, or attention_factor,")
 
 
 def _of_kind(fields: ConfigFields, kind: str, dim: int, factor: float, original: int) -> dict[str, Any]:
@@ -198,7 +215,7 @@ def _of_kind(fields: ConfigFields, kind: str, dim: int, factor: float, original:
             "magnitude": _yarn_magnitude(fields, factor),
         }
     if kind == "longrope":
-        usual = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+        usual = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 and original > 1 else 1.0
         return {
             "magnitude": fields.positive("attention_factor", usual),
             "short_factors": _divisors(fields, "short_factor", dim // 2),

@@ -24,8 +24,9 @@ weights only and one on F32 may have any; Q8 is read by LinearGroup only. A `Wei
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import ClassVar
 
 from tiercel.base.errors import ShapeError
@@ -51,6 +52,10 @@ class Buffer:
     rows: Dim
     width: int
     kind: BufferKind = BufferKind.F32
+
+    def __hash__(self) -> int:
+        # Passes and placement look buffers up tens of thousands of times at start; ids are unique.
+        return self.id
 
     def __str__(self) -> str:
         return f"b{self.id}"
@@ -199,6 +204,24 @@ NativeOp = RopeTable | Embed | Norm | Quantize | LinearGroup | RopeKv | Attentio
 """Any op of a lowered program."""
 
 
+# A buffer that is changed in place is read too; y is only written, unless the op is an Add.
+_READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
+    {
+        RopeTable: (),
+        Embed: (),
+        Norm: ("x", "residual"),
+        Quantize: ("x",),
+        LinearGroup: ("x", "residual"),
+        RopeKv: ("qkv", "cos_sin"),
+        Attention: ("q",),
+        Gated: ("x",),
+        SelectRows: ("x",),
+        Softcap: ("x",),
+        Add: ("x", "y"),
+    }
+)
+
+
 def writes(op: NativeOp) -> Buffer:
     """Return the one buffer that an op writes."""
     if isinstance(op, RopeKv):
@@ -208,12 +231,7 @@ def writes(op: NativeOp) -> Buffer:
 
 def reads(op: NativeOp) -> tuple[Buffer, ...]:
     """Return the buffers that an op reads, each once; one that is also written is among them."""
-    found = [v for f in fields(op) if isinstance(v := getattr(op, f.name), Buffer)]
-    if isinstance(op, RopeKv | Softcap | Add):
-        return tuple(dict.fromkeys(found))
-    # y is only written, unless it is also the residual.
-    residual = getattr(op, "residual", None)
-    return tuple(dict.fromkeys(b for b in found if b != writes(op) or b == residual))
+    return tuple(dict.fromkeys(b for name in _READ_FIELDS[type(op)] if (b := getattr(op, name)) is not None))
 
 
 def weights_of(op: NativeOp) -> tuple[Weight, ...]:

@@ -144,6 +144,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
             self._become_greedy()
         if self.skip_reading_prefix_cache is None:
             _set(self, "skip_reading_prefix_cache", self.prompt_logprobs is not None)
+        elif self.prompt_logprobs is not None and not self.skip_reading_prefix_cache:
+            raise _refused(
+                "skip_reading_prefix_cache",
+                self.skip_reading_prefix_cache,
+                "true or null with prompt_logprobs, as only computed positions have some",
+                "leave it out",
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -314,11 +321,8 @@ def _as_int(name: str, got: Any, low: int, high: int) -> int:
             raise _refused(name, got, "a whole number", "")
         got = value
     if not low <= got <= high:
-        needed = (
-            f"a whole number, {low} or more"
-            if high == _INT64[1] and low >= -1
-            else f"a whole number from {low} to {high}"
-        )
+        is_open = high == _INT64[1] and low >= -1 and got < low
+        needed = f"a whole number, {low} or more" if is_open else f"a whole number from {low} to {high}"
         raise _refused(name, got, needed, "")
     return got  # type: ignore[no-any-return]
 

@@ -70,7 +70,7 @@ def plan(
 
     Raises:
         ConfigError: a setting is out of its range.
-        OutOfPages: the pool cannot hold one sequence of the length that was asked for.
+        OutOfPages: the pool cannot hold one sequence of the length that was asked for, or is larger than memory.
     """
     if page_size_tokens % 16 or not 16 <= page_size_tokens <= 1024:
         raise ConfigError(f"block_size: got {page_size_tokens}; needs a multiple of 16 from 16 to 1024")
@@ -92,7 +92,12 @@ def plan(
         )
     wanted = max_num_seqs * pages_for(len_tokens, page_size_tokens)
     if pool_bytes is not None:
-        n_pages, limit_name = pool_bytes // page_bytes, "kv_cache_memory_bytes"
+        n_pages, limit_name = min(wanted, pool_bytes // page_bytes), "kv_cache_memory_bytes"
+        if n_pages * page_bytes > available_bytes:
+            raise OutOfPages(
+                f"kv pool: kv_cache_memory_bytes={pool_bytes} makes {n_pages} pages of {page_bytes / _MIB:.2f} MiB; "
+                f"{available_bytes / _MIB:,.0f} MiB of memory are free; lower it, max_model_len or max_num_seqs"
+            )
     else:
         one = pages_for(len_tokens, page_size_tokens)
         quarter, half = (
@@ -102,10 +107,11 @@ def plan(
         n_pages, limit_name = min(wanted, max(quarter, min(one, half))), "half of the free memory"
     if n_pages * page_size_tokens < len_tokens:
         if max_model_len not in (None, -1) or n_pages < 1:
+            shorter = f"lower max_model_len to {n_pages * page_size_tokens} or " if n_pages else ""
             raise OutOfPages(
                 f"kv pool: {n_pages} pages of {page_bytes / _MIB:.2f} MiB fit in {limit_name}; "
                 f"one sequence of max_model_len={len_tokens} needs {pages_for(len_tokens, page_size_tokens)}; "
-                f"lower max_model_len to {n_pages * page_size_tokens} or give more memory"
+                f"{shorter}give more memory"
             )
         len_tokens = n_pages * page_size_tokens
     return Capacity(page_size_tokens, page_bytes, min(n_pages, wanted), len_tokens, max_num_seqs)

@@ -11,15 +11,18 @@ import numpy as np
 
 from tiercel import _native
 from tiercel.base import env, machine
-from tiercel.base.errors import ConfigError, ShapeError
+from tiercel.base.errors import ConfigError, ShapeError, UnsupportedModel
 from tiercel.ops import lowered as ops
 from tiercel.ops.dims import Bounds, Dim
 from tiercel.ops.place import Placement, place
+from tiercel.ops.program import Weight
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
 from tiercel.runner.capacity import Capacity
 from tiercel.runner.weights import PackedWeightStore
 from tiercel.sampling.native import native_params
+
+_HEAD_COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class NativeRunner:
     def __init__(
         self, program: ops.Lowered, weights: PackedWeightStore, capacity: Capacity, settings: NativeSettings
     ) -> None:
+        _check_heads(program)
         self.program = program
         self.capacity = capacity
         self.level = settings.level or chosen_level()
@@ -62,9 +66,10 @@ class NativeRunner:
         bounds = Bounds(settings.max_step_tokens, capacity.max_num_seqs, settings.max_logits_rows)
         self.placement = place(program, bounds, _native.quant_row_bytes)
         recording = _native.Program(self.level, settings.n_threads)
+        weights.pack_all(matrices_of(program))
         _Lowering(recording, self.placement, weights).run(program)
         layers = [(layer.n_kv_heads, layer.head_dim) for layer in program.kv_layers]
-        self.kv = _native.make_kv(
+        self.kv: _native.KvMemory | None = _native.make_kv(
             max(capacity.n_pages, 1), capacity.page_size_tokens, settings.kv_dtype == "float32", layers
         )
         logits = self.placement.places[program.output.id]
@@ -155,8 +160,29 @@ class NativeRunner:
         return list(zip(self.program.ops, self._runner.take_op_ns(), strict=True))
 
     def close(self) -> None:
-        """See `Runner.close`."""
+        """See `Runner.close`. Weights and pages are given back even while somebody still holds the runner."""
         self._runner.close()
+        self.kv = None
+
+
+def _check_heads(program: ops.Lowered) -> None:
+    """Refuse heads that attention would read wrongly: it loads columns by eights."""
+    wrong = sorted({layer.head_dim for layer in program.kv_layers if layer.head_dim % _HEAD_COLUMNS})
+    if wrong:
+        raise UnsupportedModel(
+            f"runner.native: heads of {wrong[0]} columns; a multiple of {_HEAD_COLUMNS} is needed; choose another model"
+        )
+
+
+def matrices_of(program: ops.Lowered) -> list[Weight]:
+    """Return the weights that a program uses as matrices, each once."""
+    found: dict[str, Weight] = {}
+    for op in program.ops:
+        if isinstance(op, ops.Embed):
+            found[op.w.name] = op.w
+        elif isinstance(op, ops.LinearGroup):
+            found.update((part.w.name, part.w) for part in op.parts)
+    return list(found.values())
 
 
 class _Lowering:

@@ -4,7 +4,9 @@ Each matrix is packed once, whoever uses it: a tied embedding serves the look-up
 models.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +22,13 @@ from tiercel.quant.quantize import quantize
 _FORMAT_CODES = {name: code for code, name in enumerate(Format)}
 # Rows quantised at a time: bounds the float32 copy to some tens of MB at a 16k-wide matrix.
 _QUANTIZE_ROWS = 512
-# File pages let go after this many bytes of tensors: keeps the mapped file from being resident beside its packed copy.
-_RELEASE_EVERY_BYTES = 16 << 20
 
 
 class PackedWeightStore:
-    """Packs weights on demand. `release_file_pages` is called now and then so that packed bytes do not count twice."""
+    """Packs weights. `release` is told each tensor whose file bytes are not needed any more: they would count twice.
+
+    Owner: who builds a runner. `pack_all` uses threads of its own; everything else is for one thread.
+    """
 
     def __init__(
         self,
@@ -33,15 +36,14 @@ class PackedWeightStore:
         *,
         expand_to_f32: bool,
         n_threads: int,
-        release_file_pages: Callable[[], None],
+        release: Callable[[Tensor], None],
     ) -> None:
         self._tensors = tensors
         self._expand = expand_to_f32
         self._n_threads = n_threads
-        self._release = release_file_pages
+        self._release = release
         self._arena = _native.PackedArena()
         self._packed: dict[str, _native.PackedMatrix] = {}
-        self._n_bytes_since_release = 0
 
     @property
     def nbytes(self) -> int:
@@ -51,8 +53,42 @@ class PackedWeightStore:
     def matrix(self, weight: Weight) -> _native.PackedMatrix:
         """Return the weight as tiles, packing it on first use; a format other than the file's means quantise it now."""
         if weight.name not in self._packed:
-            self._packed[weight.name] = self._pack(weight)
+            self._packed[weight.name] = self._pack(weight, self._n_threads)
         return self._packed[weight.name]
+
+    def pack_all(self, weights: Iterable[Weight]) -> None:
+        """Pack many matrices, several at a time: one thread a matrix, all of them for one that is a large part of all.
+
+        Raises: the first error of any matrix.
+        """
+        todo = sorted({w.name: w for w in weights}.values(), key=lambda w: w.nbytes, reverse=True)
+        share = sum(w.nbytes for w in todo) / self._n_threads
+        waiting: SimpleQueue[Weight] = SimpleQueue()
+        for weight in todo:
+            if weight.nbytes > share:
+                self.matrix(weight)
+            else:
+                waiting.put(weight)
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not errors:
+                    weight = waiting.get_nowait()
+                    self._packed[weight.name] = self._pack(weight, 1)
+            except Empty:
+                return
+            except BaseException as error:  # noqa: BLE001 a thread's boundary: raised again below
+                errors.append(error)
+
+        threads = [Thread(target=work, name="tiercel-pack") for _ in range(self._n_threads - 1)]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
 
     def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
         """Return a norm weight or bias as float32, plus one if the program asks for it. Refuses NaN and infinity."""
@@ -61,7 +97,7 @@ class PackedWeightStore:
             raise ModelFileError(f"tensor {weight.name}: holds NaN or infinity; fetch the model again")
         return np.ascontiguousarray(values + np.float32(1) if weight.plus_one else values)
 
-    def _pack(self, weight: Weight) -> _native.PackedMatrix:
+    def _pack(self, weight: Weight, n_threads: int) -> _native.PackedMatrix:
         tensor = self._tensors[weight.name]
         n, k = weight.shape
         order = None
@@ -77,13 +113,10 @@ class PackedWeightStore:
             row_order=order,
             k=k,
             expand_to_f32=self._expand and weight.format.is_quantized,
-            n_threads=self._n_threads,
+            n_threads=n_threads,
             arena=self._arena,
         )
-        self._n_bytes_since_release += rows.nbytes
-        if self._n_bytes_since_release >= _RELEASE_EVERY_BYTES:
-            self._release()
-            self._n_bytes_since_release = 0
+        self._release(tensor)
         return packed
 
     def _quantized(self, tensor: Tensor, weight: Weight) -> npt.NDArray[np.uint8]:

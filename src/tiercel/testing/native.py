@@ -59,7 +59,7 @@ def sized_runner(
 ) -> NativeRunner:
     """Build a runner with a pool of any size."""
     store = PackedWeightStore(
-        tensors, expand_to_f32=expand_to_f32, n_threads=settings.n_threads, release_file_pages=lambda: None
+        tensors, expand_to_f32=expand_to_f32, n_threads=settings.n_threads, release=lambda _: None
     )
     return NativeRunner(lower_and_fuse(program, passes), store, capacity, settings)
 

@@ -1,10 +1,11 @@
 """Conversations as prompts: which template a model has, and the token ids of a rendered one. Knows no engine."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tiercel.base.errors import RequestError
+from tiercel.base.errors import RequestError, TiercelError
 from tiercel.text.chat_template import ChatTemplate, default_template
 from tiercel.text.tokenizer import Tokenizer
 
@@ -25,6 +26,13 @@ class Conversations:
             self._tokenizer is not None
             and default_template(self._tokenizer.chat_templates, has_tools=False) is not None
         )
+
+    def warm(self) -> None:
+        """Compile the model's own template now rather than at the first conversation; a broken one is told then."""
+        if self._tokenizer is not None and self.has_template:
+            source = default_template(self._tokenizer.chat_templates, has_tools=False)
+            with contextlib.suppress(TiercelError):
+                self._compiled(source)
 
     def prompt(
         self,

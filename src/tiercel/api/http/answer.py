@@ -21,6 +21,7 @@ class Tally:
     n_prompt: int
     n_cached: int = 0
     n_completion: int = 0
+    n_reasoning: int | None = None  # of those, where reasoning is told apart
     n_by_choice: dict[int, int] = field(default_factory=dict)
     _cached_of: dict[int, int] = field(default_factory=dict)
 
@@ -36,12 +37,15 @@ class Tally:
 
     def usage(self) -> dict[str, Any]:
         """Give OpenAI's `usage`."""
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.n_prompt,
             "completion_tokens": self.n_completion,
             "total_tokens": self.n_prompt + self.n_completion,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
         }
+        if self.n_reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.n_reasoning}
+        return usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,22 @@
 """/v1/chat/completions: a chat's messages to the assistant's next one, whole or streamed.
 
-A stream has, in this order: for each choice a chunk with its role; chunks of text; for each choice a chunk with its
-finish_reason; with `include_usage` one with the usage and no choice; `[DONE]`. Log-probabilities and token ids travel
-with the text they belong to, or alone where a token has none.
+A stream has, in this order: for each choice a chunk with its role; chunks of text, reasoning and calls; for each choice
+a chunk with its finish_reason; with `include_usage` one with the usage and no choice; `[DONE]`. Log-probabilities and
+token ids travel with the first chunk that their step makes, or alone where it makes none. `parsing` reads the text.
 """
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Envelope, Tally, envelope, request_id_of
 from tiercel.api.http.params import chat_params, check_stream
+from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan
 from tiercel.api.http.prompts import cut, encode, render_chat
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
@@ -22,11 +24,15 @@ from tiercel.api.http.running import Running, until_gone
 from tiercel.api.http.schema import ChatRequest
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, frame
+from tiercel.api.http.tools import tool_use
+from tiercel.base.errors import RequestError
 
 if TYPE_CHECKING:
     from tiercel.protocol.outputs import CompletionOutput, RequestOutput
 
 _ROLE = "assistant"
+# 64 Ki characters are taken apart in a few milliseconds; more is done on a thread.
+_INLINE_CHARS_MAX: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class PreparedChat:
     text: str
     token_ids: list[int]
     echo: str  # what the answer begins with, of the last message; "": nothing
+    parsing: ParsePlan | None  # None: the text is the content
 
 
 async def chat_completions(request: Request, service: Service) -> Response:
@@ -65,7 +72,17 @@ def _prepare(service: Service, ask: ChatRequest, request: Request) -> tuple[Prep
     """Check, write and cut the prompt. Runs on a thread of the server."""
     max_model_len = service.engine.max_model_len
     params = chat_params(ask, service.defaults, service.settings, max_model_len)
+    use = tool_use(ask, service.settings)
+    if use.has_calls and not service.parsers.has_calls and service.engine.tokenizer is not None:
+        raise RequestError(
+            "tools: it is not known how this model writes calls; --tool-call-parser of the server says it; send "
+            "tool_choice none to only show the tools",
+            param="tools",
+        )
     text = render_chat(service, ask, ask.messages)
+    parsing = parse_plan(service, ask, use, text)
+    if parsing is not None and parsing.needs_special_tokens:
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
     is_cut_later = ask.truncate_prompt_tokens is not None
     token_ids = encode(service, text, add_special_tokens=bool(ask.add_special_tokens), is_cut_later=is_cut_later)
     token_ids = cut(ask, token_ids, params.max_tokens, max_model_len)
@@ -76,7 +93,7 @@ def _prepare(service: Service, ask: ChatRequest, request: Request) -> tuple[Prep
         priority=priority_of(request, ask.priority),
         cache_salt=ask.cache_salt,
     )
-    return PreparedChat(text, token_ids, _echo(ask)), [one]
+    return PreparedChat(text, token_ids, _echo(ask), parsing), [one]
 
 
 def _echo(ask: ChatRequest) -> str:
@@ -106,6 +123,10 @@ class _ChatAnswer:
         self._texts = logprobs.TokenTexts(service.engine.tokenizer, as_ids=bool(ask.return_tokens_as_token_ids))
         self._tally = Tally(len(prepared.token_ids))
         self._has_role = [False] * self._n
+        plan = prepared.parsing
+        self._parsed = None if plan is None else [ParsedOutput(service, plan, around.id) for _ in range(self._n)]
+        # A token's text tells what it is of.
+        self._hides_tokens = plan is not None and plan.has_reasoning and not plan.includes_reasoning
         options = ask.stream_options
         self._has_usage = bool(options and options.include_usage)
         self._has_running_usage = bool(options and options.continuous_usage_stats)
@@ -122,29 +143,47 @@ class _ChatAnswer:
             last = output
         assert last is not None, "chat: the engine gave no output and no error"
         self._tally.add(0, last, self._n)
+        if self._parsed is not None and sum(len(one.text) for one in last.outputs) > _INLINE_CHARS_MAX:
+            await self._service.in_thread(self._parse_whole, last, self._parsed)
+        elif self._parsed is not None:
+            self._parse_whole(last, self._parsed)
         ask, prepared = self._ask, self._prepared
         return self._around.around(
             [self._choice(one) for one in last.outputs],
-            usage=self._tally.usage(),
+            usage=self._usage(),
             prompt_logprobs=logprobs.prompt_logprobs(last.prompt_logprobs, self._texts),
             prompt_token_ids=prepared.token_ids if ask.return_token_ids else None,
             prompt_text=prepared.text if ask.return_prompt_text else None,
         )
 
+    def _parse_whole(self, last: "RequestOutput", parsed: list[ParsedOutput]) -> None:
+        for one in last.outputs:
+            parsed[one.index].push(one.text, one.token_ids, is_last=True)
+
     def _choice(self, one: "CompletionOutput") -> dict[str, Any]:
+        echo, finish_reason = self._prepared.echo, one.finish_reason
+        message = {"role": _ROLE, "content": echo + one.text, "refusal": None}
+        if self._parsed is not None:
+            message = self._parsed[one.index].message(_ROLE, echo)
+            finish_reason = self._parsed[one.index].finish_reason(finish_reason)
         choice = {
             "index": one.index,
-            "message": {"role": _ROLE, "content": self._prepared.echo + one.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(one),
-            "finish_reason": one.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": one.stop_reason,
         }
-        if self._ask.return_token_ids:
+        if self._ask.return_token_ids and not self._hides_tokens:
             choice["token_ids"] = one.token_ids
         return choice
 
+    def _usage(self) -> dict[str, Any]:
+        if self._parsed is not None and self._prepared.parsing is not None and self._prepared.parsing.has_reasoning:
+            self._tally.n_reasoning = sum(one.n_reasoning for one in self._parsed)
+        return self._tally.usage()
+
     def _logprobs(self, one: "CompletionOutput") -> dict[str, Any] | None:
-        if one.logprobs is None:
+        if one.logprobs is None or self._hides_tokens:
             return None
         return logprobs.chat_logprobs(one.logprobs, self._ask.top_logprobs or 0, self._texts)
 
@@ -156,18 +195,28 @@ class _ChatAnswer:
             if ready:
                 yield b"".join(ready)
         if self._has_usage:
-            yield frame(self._around.around([], usage=self._tally.usage()))
+            yield frame(self._around.around([], usage=self._usage()))
 
     def _of_output(self, one: "CompletionOutput") -> list[bytes]:
         ready = []
         if not self._has_role[one.index]:
             self._has_role[one.index] = True
             ready += self._beginning(one.index)
-        token_ids = one.token_ids if self._ask.return_token_ids else None
-        if one.text or one.logprobs or token_ids:
-            ready.append(self._chunk(one.index, {"content": one.text}, self._logprobs(one), token_ids=token_ids))
-        if one.finish_reason is not None:
-            ready.append(self._chunk(one.index, {}, None, one.finish_reason, stop_reason=one.stop_reason))
+        finish_reason = one.finish_reason
+        deltas = [{"content": one.text}] if one.text else []
+        if self._parsed is not None:
+            parsed = self._parsed[one.index]
+            deltas = parsed.push(one.text, one.token_ids, is_last=finish_reason is not None)
+            finish_reason = parsed.finish_reason(finish_reason)
+        entries = self._logprobs(one)
+        token_ids = one.token_ids if self._ask.return_token_ids and not self._hides_tokens else None
+        if not deltas and ((one.logprobs and entries) or token_ids):
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            ready.append(self._chunk(one.index, delta, entries, token_ids=token_ids))
+            entries = token_ids = None
+        if finish_reason is not None:
+            ready.append(self._chunk(one.index, {}, None, finish_reason, stop_reason=one.stop_reason))
         return ready
 
     def _beginning(self, index: int) -> list[bytes]:
@@ -195,5 +244,5 @@ class _ChatAnswer:
             choice["stop_reason"] = stop_reason
         if token_ids is not None:
             choice["token_ids"] = token_ids
-        usage = self._tally.usage() if self._has_running_usage else None
+        usage = self._usage() if self._has_running_usage else None
         return frame(self._around.around([choice], usage=usage, **more))

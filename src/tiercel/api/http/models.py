@@ -19,6 +19,8 @@ async def list_models(request: Request, service: Service) -> Response:
 async def one_model(request: Request, service: Service) -> Response:
     """Describe one served name."""
     name = request.path_params["name"]
+    if not name:  # /v1/models/: the list, whatever an empty name may mean elsewhere
+        return await list_models(request, service)
     service.check_model(name)
     return json_response(_entry(service, name))
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from tiercel.api.http.history import has_tool_turns, normalised
 from tiercel.api.http.schema import Generation
 from tiercel.base.errors import PromptTooLong, RequestError
+from tiercel.text.tool_prompt import spelled_out
 
 if TYPE_CHECKING:
     from tiercel.api.http.schema import ChatRequest, TokenizeRequest
@@ -23,8 +25,12 @@ def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messag
 
     Raises: RequestError: a message is malformed, or the template refuses it.
     """
-    template = service.template
+    tools = ask.tools
+    template = service.template(has_tools=bool(tools))
     _check_messages(messages)
+    messages = normalised(messages, knows_developer=service.template_knows_developer)
+    if not service.template_takes_tools and (tools or has_tool_turns(messages)):
+        messages, tools = spelled_out(messages, tools), None
     kwargs = dict(ask.chat_template_kwargs or {})
     for name in kwargs:
         if name in _NOT_KWARGS:
@@ -46,6 +52,7 @@ def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messag
         )
     return template.render(
         messages,
+        tools=tools,
         add_generation_prompt=not continues if ask.add_generation_prompt is None else ask.add_generation_prompt,
         continue_final_message=continues,
         documents=getattr(ask, "documents", None),

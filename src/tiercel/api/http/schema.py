@@ -15,7 +15,7 @@ FREE: Final = frozenset(
     {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "session_id"}
 )
 
-_TOOLS = "tool calls are not there yet; leave it out"
+_FUNCTIONS = "removed: tools and tool_choice are in its place"
 _GRAMMAR = "constrained output is not there yet; leave it out"
 _BEAMS = "beam search is not there yet; leave it out"
 _MEDIA = "this model reads text only; leave it out"
@@ -26,11 +26,8 @@ _NOT_YET = "it is not there yet; leave it out"
 NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "store": ((False,), "answers are not stored here; leave it out"),
     "service_tier": (("auto", "default"), "there is one tier; leave it out"),
-    "tools": ((), _TOOLS),
-    "tool_choice": (("none",), _TOOLS),
-    "parallel_tool_calls": ((True, False), _TOOLS),
-    "functions": ((), _TOOLS),
-    "function_call": (("none",), _TOOLS),
+    "functions": ((), _FUNCTIONS),
+    "function_call": (("none",), _FUNCTIONS),
     "response_format": (({"type": "text"},), _GRAMMAR),
     "structured_outputs": ((), _GRAMMAR),
     "guided_json": ((), _GRAMMAR),
@@ -44,7 +41,6 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "prediction": ((), _NOT_YET),
     "web_search_options": ((), "nothing is searched from here; leave it out"),
     "verbosity": (("medium",), "say in a message how long the answer should be"),
-    "include_reasoning": ((True,), "reasoning is not told apart from the answer yet; leave it out"),
     "best_of": ((1,), "removed: ask for n answers with logprobs and choose among them"),
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1, 1.0), _BEAMS),
@@ -127,6 +123,10 @@ class ChatRequest(Generation, kw_only=True, frozen=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     return_prompt_text: bool | None = None
 
 
@@ -147,6 +147,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 

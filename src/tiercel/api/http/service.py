@@ -25,6 +25,7 @@ from tiercel.base.errors import ModelFileError, RequestError, TiercelError, Unkn
 from tiercel.engine.client import RequestHandle
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 from tiercel.text.chat_template import ChatTemplate, default_template
+from tiercel.text.parsers.registry import ParserChoice, choose
 from tiercel.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,14 @@ class Service:
         self._is_aborting = False
         self._running: set[Running] = set()
         self._pool = ThreadPoolExecutor(settings.n_threads, "tiercel-api")
-        self._template = _compile_template(engine.tokenizer)
+        self.parsers = _choose_parsers(engine.tokenizer, settings)
+        self._template = _compile_template(engine.tokenizer, has_tools=False)
+        source = _template_source(engine.tokenizer, has_tools=True)
+        is_other = source != _template_source(engine.tokenizer, has_tools=False)
+        self._tool_template = _compile_template(engine.tokenizer, has_tools=True) if is_other else self._template
+        # Without a place for them in the template, tools are told in words, and a developer is the system.
+        self.template_takes_tools = "tools" in (source or "")
+        self.template_knows_developer = "developer" in (source or "")
 
     @property
     def is_ready(self) -> bool:
@@ -83,15 +91,15 @@ class Service:
             )
         return self.engine.tokenizer
 
-    @property
-    def template(self) -> ChatTemplate:
-        """The model's chat template.
+    def template(self, *, has_tools: bool = False) -> ChatTemplate:
+        """Give the model's chat template, for chats with tools the one that is made for them.
 
         Raises: RequestError: it has none; ModelFileError: it is broken.
         """
-        if isinstance(self._template, TiercelError):
-            raise self._template
-        return self._template
+        template = self._tool_template if has_tools else self._template
+        if isinstance(template, TiercelError):
+            raise template
+        return template
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here; no name means the one that is.
@@ -186,13 +194,34 @@ def _close_unwanted(work: "asyncio.Future[tuple[Any, list[RequestHandle]]]") -> 
         handle.close()
 
 
-def _compile_template(tokenizer: Tokenizer | None) -> ChatTemplate | TiercelError:
+def _choose_parsers(tokenizer: Tokenizer | None, settings: ServerSettings) -> ParserChoice:
+    if tokenizer is None:
+        return ParserChoice()
+    return choose(
+        _template_source(tokenizer, has_tools=True),
+        lambda token: tokenizer.id_of(token) is not None,
+        calls=settings.tool_call_parser,
+        reasoning=settings.reasoning_parser,
+        special=map(tokenizer.token_text, tokenizer.special_ids),
+    )
+
+
+def _template_source(tokenizer: Tokenizer | None, *, has_tools: bool) -> str | None:
+    if tokenizer is None:
+        return None
+    named = default_template(tokenizer.chat_templates, has_tools=has_tools)
+    if has_tools and "tool_use" in tokenizer.chat_templates:
+        return named
+    return tokenizer.chat_template or named
+
+
+def _compile_template(tokenizer: Tokenizer | None, *, has_tools: bool) -> ChatTemplate | TiercelError:
     """Compile the model's template, once; without a usable one, say what a chat gets to hear."""
     if tokenizer is None:
         return RequestError(
             "messages: this model is served without a tokenizer; send token ids to /v1/completions", param="messages"
         )
-    source = tokenizer.chat_template or default_template(tokenizer.chat_templates, has_tools=False)
+    source = _template_source(tokenizer, has_tools=has_tools)
     if source is None:
         return RequestError(
             "messages: this model has no chat template; send a text to /v1/completions", param="messages"

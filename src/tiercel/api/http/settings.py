@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tiercel.base.errors import ConfigError
+from tiercel.text.parsers.registry import check_names
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
@@ -27,6 +28,9 @@ class ServerSettings:
     n_prompts_max        1024: prompts of one completion request, as vLLM
     n_open_max           1024: requests under way, beyond which they are told to come back; the engine's own queue is
                          bounded too (max_waiting), this bounds bodies and threads
+    n_tools_max          128: tools of a request, and tools_bytes_max 1 MiB of them: all go through the template
+    tool_call_parser     how the model writes calls: "auto" finds it in the template and vocabulary, "none" has none
+    reasoning_parser     the same for reasoning
     n_threads            2: for templates and tokenising, off the event loop; more would only take cores from the model
     """
 
@@ -46,6 +50,10 @@ class ServerSettings:
     n_outputs_max: int = 128
     n_prompts_max: int = 1024
     n_open_max: int = 1024
+    n_tools_max: int = 128
+    tools_bytes_max: int = 1 << 20
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     n_threads: int = 2
 
     def __post_init__(self) -> None:
@@ -58,6 +66,7 @@ class ServerSettings:
                 f"server.host: {self.host} lets other machines in, and there is no key; give an API key, or say that "
                 "the network is closed (--insecure)"
             )
+        check_names(self.tool_call_parser, self.reasoning_parser)
         if self.shutdown_s < 0:
             raise ConfigError(f"server.shutdown_s: got {self.shutdown_s:g} s; 0 or more is needed")
 

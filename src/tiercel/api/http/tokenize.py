@@ -10,11 +10,13 @@ from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.schema import DetokenizeRequest, TokenizeRequest
 from tiercel.api.http.service import Service
+from tiercel.api.http.tools import check_tools
 from tiercel.base.errors import RequestError
 
 # Longer than any context, as counting what does not fit is what the route is for; about a second of one core.
 _CHARS_MAX: Final = 4 << 20
 _N_SHOWN: Final = 5
+_N_DIGITS: Final = 20
 
 
 async def tokenize(request: Request, service: Service) -> Response:
@@ -43,6 +45,8 @@ def _tokenize(service: Service, ask: TokenizeRequest) -> tuple[list[int], list[s
     if (ask.prompt is None) == (ask.messages is None):
         raise RequestError("prompt: one of prompt and messages is needed; send one", param="prompt")
     tokenizer = service.tokenizer
+    if ask.tools is not None:
+        check_tools(ask.tools, service.settings)
     if ask.messages is not None:
         text = render_chat(service, ask, ask.messages)
     else:
@@ -59,6 +63,6 @@ def _detokenize(service: Service, token_ids: list[int]) -> str:
     vocab_size = service.engine.vocab_size
     bad = [i for i in token_ids if not 0 <= i < vocab_size]
     if bad:
-        shown = ", ".join(str(i)[:20] for i in bad[:_N_SHOWN])
+        shown = ", ".join(str(i) if len(str(i)) <= _N_DIGITS else f"{str(i)[:_N_DIGITS]}..." for i in bad[:_N_SHOWN])
         raise RequestError(f"tokens: got {shown}; ids from 0 to {vocab_size - 1} are needed", param="tokens")
     return service.tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -1,0 +1,219 @@
+"""One choice's text as a chat's parts, content, reasoning and tool calls: deltas while it comes, a message at its end.
+
+A parser's fault is the answer's boundary: it is logged with the request's id, and what the parser could not take apart
+is content. Knows no stream and no engine.
+"""
+
+import logging
+import re
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tiercel.text.parsers.interface import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    OutputParser,
+    Reasoning,
+    ToolSchemas,
+    merged,
+)
+
+if TYPE_CHECKING:
+    from tiercel.api.http.schema import ChatRequest
+    from tiercel.api.http.service import Service
+    from tiercel.api.http.tools import ToolUse
+
+_log = logging.getLogger(__name__)
+
+_SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
+_LETTERS: Final = string.ascii_letters + string.digits
+Delta = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsePlan:
+    """How a chat's choices are taken apart.
+
+    needs_special_tokens   the engine must leave special tokens in the text
+    shows_special          the client wants them too
+    marks                  ids of the tokens that open reasoning, and of those that close it; None: they are not tokens
+    """
+
+    schemas: ToolSchemas
+    use: "ToolUse"
+    is_thinking: bool
+    has_reasoning: bool
+    includes_reasoning: bool
+    needs_special_tokens: bool
+    shows_special: bool
+    marks: tuple[frozenset[int], frozenset[int]] | None
+
+
+def parse_plan(service: "Service", ask: "ChatRequest", use: "ToolUse", prompt: str) -> ParsePlan | None:
+    """Plan the parsing of a chat's answer; None when its text is its content, as it is."""
+    choice = service.parsers
+    if service.engine.tokenizer is None or not (use.has_calls or choice.has_reasoning):
+        return None
+    needs_special = choice.needs_special_tokens
+    tokenizer = service.engine.tokenizer
+    marks = choice.reasoning_marks(has_calls=use.has_calls)
+    ids = tuple(frozenset(i for i in map(tokenizer.id_of, texts) if i is not None) for texts in marks)
+    return ParsePlan(
+        schemas=ToolSchemas.of_tools(use.tools),
+        use=use,
+        is_thinking=choice.thinks_first(prompt, is_enabled=_is_thinking_wanted(ask), continued=_continued(ask)),
+        has_reasoning=choice.has_reasoning,
+        includes_reasoning=ask.include_reasoning is not False,
+        needs_special_tokens=needs_special,
+        # Where the engine leaves them out, what spells one is ordinary text.
+        shows_special=ask.skip_special_tokens is False or not needs_special,
+        marks=(ids[0], ids[1]) if all(ids) else None,
+    )
+
+
+def _is_thinking_wanted(ask: "ChatRequest") -> bool | None:
+    kwargs = ask.chat_template_kwargs or {}
+    for name in ("enable_thinking", "thinking"):
+        if isinstance(kwargs.get(name), bool):
+            return bool(kwargs[name])
+    return None if ask.reasoning_effort is None else ask.reasoning_effort != "none"
+
+
+def _continued(ask: "ChatRequest") -> str | None:
+    """Give the text that the answer goes on with."""
+    content = ask.messages[-1].get("content") if ask.continue_final_message else None
+    return content if isinstance(content, str) else None
+
+
+class ParsedOutput:
+    """One choice's text on its way. States: open, then ended by the push that is last."""
+
+    def __init__(self, service: "Service", plan: ParsePlan, request_id: str) -> None:
+        self._choice = service.parsers
+        self._tokenizer = service.tokenizer
+        self._plan = plan
+        self._request_id = request_id
+        self._parser: OutputParser | None = self._choice.make(
+            plan.schemas,
+            has_calls=plan.use.has_calls,
+            is_thinking=plan.is_thinking,
+            shows_special=plan.shows_special,
+        )
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._arguments: list[list[str]] = []
+        self._is_thinking = plan.is_thinking
+        self._has_thought = False
+        self._is_ended = False
+        self._n_reasoning = 0
+
+    def push(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> list[Delta]:
+        """Take the next text and its tokens; give the deltas that it makes sure of."""
+        self._count(token_ids)
+        self._is_ended = is_last
+        deltas: list[Delta] = []
+        for event in merged(self._events(text, is_last=is_last)):
+            self._add(event, deltas)
+        return deltas
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """Give the reason a client is told: an answer that ended by itself with calls ended for them."""
+        return "tool_calls" if reason == "stop" and self._calls else reason
+
+    @property
+    def n_reasoning(self) -> int:
+        """Tokens of reasoning so far; where its marks are not tokens, those of its text, at its end."""
+        if self._plan.marks is not None or not self._reasoning or not self._is_ended:
+            return self._n_reasoning
+        return len(self._tokenizer.encode("".join(self._reasoning), add_special_tokens=False))
+
+    def message(self, role: str, echo: str) -> dict[str, Any]:
+        """Give all of it as a message."""
+        content = echo + "".join(self._content)
+        reasoning = "".join(self._reasoning)
+        is_other = bool(self._calls or self._reasoning)
+        message: dict[str, Any] = {"role": role, "content": content if content.strip() or not is_other else None}
+        message["refusal"] = None
+        if reasoning and self._plan.includes_reasoning:
+            message |= _both_names(reasoning)
+        if self._calls:
+            message["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": "".join(arguments)}}
+                for call, arguments in zip(self._calls, self._arguments, strict=True)
+            ]
+        return message
+
+    def _events(self, text: str, *, is_last: bool) -> list[Event]:
+        if self._parser is None:
+            return [Content(text)] if text else []
+        try:
+            events = self._parser.feed(text) if text else []
+            return [*events, *self._parser.finish()] if is_last else events
+        except Exception:  # noqa: BLE001  a request's boundary: logged with its id, and the text is answered as it is
+            _log.error("request %s: its answer could not be taken apart", self._request_id, exc_info=True)
+            self._parser = None
+            return [Content(text)] if text else []
+
+    def _add(self, event: Event, deltas: list[Delta]) -> None:
+        if isinstance(event, Content):
+            self._content.append(event.text)
+            deltas.append({"content": event.text})
+        elif isinstance(event, Reasoning):
+            self._reasoning.append(event.text)
+            if self._plan.includes_reasoning:
+                deltas.append(_both_names(event.text))
+        elif isinstance(event, CallEnd) or (self._plan.use.is_single and event.index > 0):
+            return
+        elif isinstance(event, CallBegin):
+            call_id = self._id(event.id)
+            self._calls.append({"id": call_id, "type": "function", "function": {"name": event.name}})
+            self._arguments.append([])
+            function = {"name": event.name, "arguments": ""}
+            deltas.append(
+                {"tool_calls": [{"index": event.index, "id": call_id, "type": "function", "function": function}]}
+            )
+        else:
+            self._add_arguments(event, deltas)
+
+    def _add_arguments(self, event: CallArguments, deltas: list[Delta]) -> None:
+        self._arguments[event.index].append(event.text)
+        last = deltas[-1].get("tool_calls") if deltas else None
+        if last and last[0]["index"] == event.index:
+            last[0]["function"]["arguments"] += event.text
+        else:
+            deltas.append({"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]})
+
+    def _id(self, given: str | None) -> str:
+        """Give a call's id: the model's own if it can be one, else a fresh one in the model's form."""
+        is_short = self._choice.has_short_ids
+        is_good = given is not None and (not is_short or _SHORT_ID.fullmatch(given) is not None)
+        if given is not None and is_good and all(call["id"] != given for call in self._calls):
+            return given
+        if is_short:
+            return "".join(secrets.choice(_LETTERS) for _ in range(9))
+        return f"chatcmpl-tool-{secrets.token_hex(16)}"
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        if self._plan.marks is None or self._has_thought:
+            return
+        begins, ends = self._plan.marks
+        for token_id in token_ids:
+            if token_id in ends:
+                self._has_thought = True
+                return
+            if token_id in begins:
+                self._is_thinking = True
+            else:
+                self._n_reasoning += self._is_thinking
+
+
+def _both_names(reasoning: str) -> Delta:
+    """Name reasoning as vLLM does now, and as it, SGLang and DeepSeek's clients did."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning}
