@@ -41,5 +41,5 @@ def test_a_full_disk_is_one_line_and_exit_1(capsys, monkeypatch):
 def test_piped_bytes_that_are_no_text_are_told_as_such():
     # As Python opens standard input in the C locale.
     stdin = io.TextIOWrapper(io.BytesIO(b"na\xefve"), "utf-8", errors="surrogateescape")
-    with pytest.raises(ConfigError, match=r"standard input is not UTF-8 text \(character 3\)"):
+    with pytest.raises(ConfigError, match=r"standard input is not UTF-8 text \(character 2\)"):
         read_piped(stdin, io.StringIO())
