@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -52,6 +53,14 @@ def usable_cpus() -> int:
     quota = cpu_quota()
     n_allowed = len(allowed_cpus())
     return n_allowed if quota is None else max(1, min(n_allowed, math.floor(quota)))
+
+
+def processor() -> tuple[str, frozenset[str]]:
+    """Return the processor's name and its features, as the kernel tells them."""
+    rows = [line.partition(":") for line in (_read(Path("/proc/cpuinfo")) or "").splitlines()]
+    told = {key.strip(): value.strip() for key, _, value in reversed(rows)}
+    flags = told.get("flags") or told.get("Features") or ""
+    return told.get("model name") or platform.processor() or "unknown", frozenset(flags.split())
 
 
 def available_bytes() -> int:

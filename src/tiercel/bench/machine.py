@@ -20,7 +20,7 @@ _BUILD_INPUTS = ("src", "native", "CMakeLists.txt", "pyproject.toml", "benchmark
 
 def describe() -> dict[str, Any]:
     """Return what is known of this machine, with how busy it was when asked."""
-    name, flags = _cpuinfo()
+    name, flags = machine.processor()
     quota = machine.cpu_quota()
     return {
         "cpu": name,
@@ -101,17 +101,6 @@ def _code_digest(package: Path) -> str:
         whole.update(f"{path.relative_to(package)}\0".encode())
         whole.update(path.read_bytes())
     return whole.hexdigest()
-
-
-def _cpuinfo() -> tuple[str, frozenset[str]]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor() or "unknown", frozenset()
-    rows = [line.partition(":") for line in text.splitlines()]
-    told = {key.strip(): value.strip() for key, _, value in reversed(rows)}
-    flags = told.get("flags") or told.get("Features") or ""
-    return told.get("model name") or platform.processor() or "unknown", frozenset(flags.split())
 
 
 def without_paths(text: str) -> str:

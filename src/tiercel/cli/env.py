@@ -5,7 +5,6 @@ import platform
 import re
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from tiercel import __version__
@@ -79,7 +78,7 @@ def _describe_kernels() -> str:
 
 
 def _describe_machine() -> dict[str, str]:
-    model, flags = _read_cpuinfo()
+    model, flags = machine.processor()
     quota = machine.cpu_quota()
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -91,18 +90,6 @@ def _describe_machine() -> dict[str, str]:
         "cgroup limit": "none" if quota is None else f"{quota:g} cores",
         "memory": f"{format_bytes(pages)} in all, {format_bytes(machine.available_bytes())} available",
     }
-
-
-def _read_cpuinfo() -> tuple[str, frozenset[str]]:
-    """Return the processor's name and features as the kernel tells them."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor() or "unknown", frozenset()
-    rows = [line.partition(":") for line in text.splitlines()]
-    told = {key.strip(): value.strip() for key, _, value in reversed(rows)}
-    flags = told.get("flags") or told.get("Features") or ""
-    return told.get("model name") or platform.processor() or "unknown", frozenset(flags.split())
 
 
 def _describe_packages() -> dict[str, str]:
