@@ -6,6 +6,7 @@ the tokenizer. Nothing is computed before everything is known to fit.
 
 import contextlib
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tiercel.engine.client import EngineClient
     from tiercel.runner.native import NativeRunner
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _FLOATS = (Format.F32, Format.F16, Format.BF16)
 _DTYPE_FORMATS = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
@@ -279,6 +281,11 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
         raise
     core.start()
     return Engine(plan, runner, client, tokenizer, conversations)
+
+
+def log_plan(plan: Plan) -> None:
+    """Log what fits, as `tiercel serve` prints it; an `on_plan` for engines inside somebody's program."""
+    _log.info("%s", plan.capacity.describe())
 
 
 def engine_config(plan: Plan) -> EngineConfig:

@@ -32,7 +32,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._engine = boot.build_engine(engine_options(model=model, **options))
+        self._engine = boot.build_engine(engine_options(model=model, **options), on_plan=boot.log_plan)
         # An object that is dropped, or a program that ends, without `close`: its threads would outlive what they use.
         weakref.finalize(self, self._engine.close)
         self._conversations = self._engine.conversations
