@@ -30,7 +30,7 @@ import json, sys
 from tiercel.bench import startup
 
 def start(script):
-    started = startup.start([sys.executable, "-c", script], deadline_s=20.0)
+    started = startup.start(startup.Command("ours", (sys.executable, "-c", script)), deadline_s=20.0)
     return [started.first_byte_s, started.exit_s, started.text, started.peak_rss_bytes]
 
 print(json.dumps([start("print(' Paris')"), start("x = b'x' * (256 << 20); print(' Paris')")]))
