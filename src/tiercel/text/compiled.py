@@ -18,11 +18,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from tiercel import __version__
 from tiercel.base.errors import ConfigError, ModelFileError
 from tiercel.text.backend import Traits, collector_paused, library_errors
 from tiercel.text.tokenizer import Tokenizer
 
-_MAGIC: Final = b"tiercel tokenizer 1\n"
 _DIGEST: Final = re.compile(r"[0-9a-f]{32,128}")
 
 
@@ -85,13 +85,23 @@ def _pack(tokenizer: Tokenizer, digest: str) -> bytes:
         model["vocab"], model["merges"], pipeline["added_tokens"] = {}, [], []
         compiled.pipeline = json.dumps(pipeline)
     payload = msgspec.msgpack.encode(compiled)
-    return _MAGIC + hashlib.sha256(payload).digest() + payload
+    return _beginning() + hashlib.sha256(payload).digest() + payload
+
+
+def _beginning() -> bytes:
+    """Give what a file begins with. Another version may build another tokenizer of the same source: its file is not
+    read.
+    """
+    import tokenizers
+
+    return f"tiercel tokenizer 1, {__version__}, tokenizers {tokenizers.__version__}\n".encode()
 
 
 def _unpack(data: bytes, digest: str) -> Tokenizer:
-    start = len(_MAGIC) + hashlib.sha256().digest_size
+    beginning = _beginning()
+    start = len(beginning) + hashlib.sha256().digest_size
     payload = memoryview(data)[start:]
-    if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != hashlib.sha256(payload).digest():
+    if data[: len(beginning)] != beginning or data[len(beginning) : start] != hashlib.sha256(payload).digest():
         raise ModelFileError("text.compiled: a damaged cache file; what `cached` wrote is needed; it is built again")
     compiled = msgspec.msgpack.decode(payload, type=_Compiled)
     if compiled.source != digest:
