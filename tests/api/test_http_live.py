@@ -11,6 +11,8 @@ import pytest
 from kit import DEADLINE_S, GatedRunner, Rig, error_of, read_frames, wait_until
 from live import LiveServer, http_post, read_until
 
+from tiercel.api.http import service as service_module
+
 HI = [{"role": "user", "content": "hi"}]
 EXTRA = {"ignore_eos": True}
 
@@ -141,23 +143,26 @@ def test_a_client_that_goes_away_while_it_waits_leaves_the_queue(make_live):
 def test_a_client_that_goes_away_while_its_prompt_is_cut_leaves_nothing(make_live, monkeypatch):
     live = make_live(runner=GatedRunner, async_scheduling=False)
     service = live.rig.service
-    is_in_thread, may_go_on, is_submitted = threading.Event(), threading.Event(), threading.Event()
-    submit = service._submit
+    is_in_thread, may_go_on, is_closed = threading.Event(), threading.Event(), threading.Event()
+    submit, close_unwanted = service._submit, service_module._close_unwanted
 
     def held(*args):
         is_in_thread.set()
         assert may_go_on.wait(DEADLINE_S)
-        done = submit(*args)
-        is_submitted.set()
-        return done
+        return submit(*args)
+
+    def closed(work):
+        close_unwanted(work)
+        is_closed.set()
 
     monkeypatch.setattr(service, "_submit", held)
+    monkeypatch.setattr(service_module, "_close_unwanted", closed)
     with live.connection() as raw:
         raw.sendall(http_post("/v1/completions", json.dumps({"prompt": "x", "max_tokens": 200} | EXTRA).encode()))
         assert is_in_thread.wait(DEADLINE_S)
     wait_until(lambda: service.n_open == 0)
     may_go_on.set()
-    assert is_submitted.wait(DEADLINE_S)
+    assert is_closed.wait(DEADLINE_S)
     live.rig.runner.let(50)  # far fewer than it asked for
     live.rig.assert_idle()
 

@@ -194,8 +194,19 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
     """Tell one conversation from several: an empty one, or one that begins with a message, is one."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages: got {type(messages).__name__}; a list of messages, or of such lists, is needed",
+            param="messages",
+        )
     is_one = not messages or isinstance(messages[0], Mapping)
-    return cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
+    many = [messages] if is_one else messages
+    for i, one in enumerate(many):
+        if isinstance(one, str | bytes | Mapping) or not isinstance(one, Sequence):
+            raise RequestError(
+                f"messages[{i}]: got {type(one).__name__}; a list of messages is needed", param="messages"
+            )
+    return cast("Sequence[Sequence[Message]]", many)
 
 
 def _with_progress(

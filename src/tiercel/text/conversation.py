@@ -46,7 +46,7 @@ class Conversations:
     ) -> dict[str, Any]:
         """Return the conversation as `{"prompt": text, "prompt_token_ids": ids}`.
 
-        Raises: RequestError: there is no template, or it refuses the messages.
+        Raises: RequestError: there is no template, it refuses the messages, or a message is none.
         """
         if self._tokenizer is None:
             raise RequestError("messages: this engine has no tokenizer; send prompt_token_ids", param="messages")
@@ -56,6 +56,7 @@ class Conversations:
                 "messages: this model has no chat template; send a prompt, or give a template with chat_template",
                 param="messages",
             )
+        _check(messages)
         text = self._compiled(source).render(
             messages,
             tools=tools,
@@ -74,3 +75,22 @@ class Conversations:
             bos_token=None if bos is None else self._tokenizer.token_text(bos),
             eos_token=None if eos is None else self._tokenizer.token_text(eos),
         )
+
+
+def _check(messages: Sequence[Message]) -> None:
+    """Refuse what a template would print as it is, or as nothing, into the prompt."""
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise _refused(f"messages[{i}]", message, "an object with role and content")
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role:
+            raise _refused(f"messages[{i}].role", role, "a role, as in user,")
+        if content is None and role != "assistant" and not message.get("tool_calls"):
+            raise _refused(f"messages[{i}].content", content, "text")
+        if content is not None and not isinstance(content, str | list | tuple):
+            raise _refused(f"messages[{i}].content", content, "text, or a list of parts,")
+
+
+def _refused(where: str, got: object, needed: str) -> RequestError:
+    shown = "nothing" if got is None else "an empty text" if got == "" else type(got).__name__
+    return RequestError(f"{where}: got {shown}; {needed} is needed", param=where)
