@@ -63,10 +63,9 @@ void PackedStore::pack(const uint8_t* rows, int64_t row_bytes, const int32_t* ro
     pack_matrix(file_format_, expand_to_f32_, rows, row_bytes, row_order, view_.n, view_.k, data_, n_tiles * t / n_threads,
                 n_tiles * (t + 1) / n_threads);
   };
-  std::vector<std::thread> others;
+  std::vector<std::jthread> others; // joined however this ends: a thread that cannot be started throws
   for (int32_t t = 1; t < n_threads; ++t) others.emplace_back(share, t);
   share(0);
-  for (std::thread& t : others) t.join();
 }
 
 } // namespace tiercel
