@@ -12,12 +12,14 @@ HISTOGRAMS = (
     *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"),
     *("request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens"),
     *("request_generation_tokens", "request_params_max_tokens", "request_max_num_generation_tokens"),
-    *("request_params_n", "iteration_tokens_total"),
+    *("request_params_n", "iteration_tokens_total", "request_prefill_kv_computed_tokens"),
 )
 SINGLE = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
     *("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
-    "prompt_tokens_cached_total",
+    *("prompt_tokens_cached_total", "external_prefix_cache_queries_total", "external_prefix_cache_hits_total"),
+    *("mm_cache_queries_total", "mm_cache_hits_total", "spec_decode_num_drafts_total"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
 )
 
 
@@ -50,6 +52,8 @@ def test_every_series_is_there_at_zero_before_the_first_request(make_rig):
         assert value(samples, "prompt_tokens_by_source_total", source=source) == 0
     for reason in ("capacity", "deferred"):
         assert value(samples, "num_requests_waiting_by_reason", reason=reason) == 0
+    assert value(samples, "engine_sleep_state", sleep_state="awake") == 1
+    assert value(samples, "engine_sleep_state", sleep_state="discard_all") == 0
     facts = {"block_size": "4", "num_gpu_blocks": "512", "cache_dtype": "float16"}
     assert value(samples, "cache_config_info", **facts) == 1
     assert any(key[0] == "process_cpu_seconds_total" for key in samples)

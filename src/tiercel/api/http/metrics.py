@@ -6,8 +6,9 @@ Every series is there from the start, at zero, so that rates are right. `_lock` 
 """
 
 import threading
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -23,6 +24,17 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "vllm:"
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 _SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
+_SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
+# Dashboards and autoscalers read these from every server. What they count does not happen in this one.
+_ALWAYS_ZERO: Final = (
+    ("external_prefix_cache_queries", "Prompt tokens looked up in a cache outside the engine"),
+    ("external_prefix_cache_hits", "Prompt tokens found in a cache outside the engine"),
+    ("mm_cache_queries", "Media items looked up among the processed"),
+    ("mm_cache_hits", "Media items found among the processed"),
+    ("spec_decode_num_drafts", "Times tokens were drafted"),
+    ("spec_decode_num_draft_tokens", "Tokens drafted"),
+    ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted"),
+)
 
 _FIRST_TOKEN_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -70,6 +82,7 @@ class Metrics(Collector):
     def __init__(self, engine: "EngineFacade", model_name: str) -> None:
         self._engine = engine
         self._labels = [model_name, "0"]
+        self._started_s = time.time()
         self._lock = threading.Lock()
         lengths = _one_two_five(engine.max_model_len)
         bounds = {
@@ -82,6 +95,7 @@ class Metrics(Collector):
             "request_prefill_time_seconds": _REQUEST_S,
             "request_decode_time_seconds": _REQUEST_S,
             "request_prompt_tokens": lengths,
+            "request_prefill_kv_computed_tokens": lengths,
             "request_generation_tokens": lengths,
             "request_params_max_tokens": lengths,
             "request_max_num_generation_tokens": lengths,
@@ -141,7 +155,9 @@ class Metrics(Collector):
         self._finished[one.finish_reason] += 1
         self._n_cached_tokens += one.n_cached_tokens
         if one.prefill_s is not None:
-            self._n_computed_tokens += max(0, one.n_prompt_tokens - one.n_cached_tokens)
+            n_computed = max(0, one.n_prompt_tokens - one.n_cached_tokens)
+            self._n_computed_tokens += n_computed
+            of["request_prefill_kv_computed_tokens"].add(n_computed)
         of["e2e_request_latency_seconds"].add(one.e2e_s)
         of["request_prompt_tokens"].add(one.n_prompt_tokens)
         of["request_generation_tokens"].add(one.n_output_tokens)
@@ -164,16 +180,17 @@ class Metrics(Collector):
         by_reason = (("capacity", now.n_waiting), ("deferred", 0))
         yield self._by("reason", GaugeMetricFamily, "num_requests_waiting_by_reason", "Why they wait", by_reason)
         yield self._gauge("kv_cache_usage_perc", "Pages in use, 1 is all", now.kv_usage_frac)
+        is_awake = ((state, float(state == "awake")) for state in _SLEEP_STATES)
+        yield self._by("sleep_state", GaugeMetricFamily, "engine_sleep_state", "1 at the state it is in", is_awake)
+        # Its value is the time of the last change, as vLLM's; there are no adapters, so nothing ever changed.
+        adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
+        yield self._info("lora_requests_info", "Adapters in use", adapters, value=self._started_s)
         facts = {
             "block_size": str(now.page_size_tokens),
             "num_gpu_blocks": str(now.n_pages),
             **self._engine.cache_facts,
         }
-        info = GaugeMetricFamily(
-            f"{_PREFIX}cache_config_info", "The page pool", labels=["model_name", "engine", *facts]
-        )
-        info.add_metric([*self._labels, *facts.values()], 1)
-        yield info
+        yield self._info("cache_config_info", "The page pool", facts, value=1)
 
     def _counters(self) -> Iterator[Metric]:
         now = self._engine.client.snapshot
@@ -187,6 +204,10 @@ class Metrics(Collector):
         ):
             family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["model_name", "engine"])
             family.add_metric(self._labels, value)
+            yield family
+        for name, text in _ALWAYS_ZERO:
+            family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["model_name", "engine"])
+            family.add_metric(self._labels, 0)
             yield family
         sources = zip(_SOURCES, (self._n_computed_tokens, self._n_cached_tokens, 0), strict=True)
         text = "Prompt tokens of ended sequences, by where their keys and values came from"
@@ -216,6 +237,11 @@ class Metrics(Collector):
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=["model_name", "engine"])
         family.add_metric(self._labels, value)
+        return family
+
+    def _info(self, name: str, text: str, facts: Mapping[str, str], *, value: float) -> Metric:
+        family = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=["model_name", "engine", *facts])
+        family.add_metric([*self._labels, *facts.values()], value)
         return family
 
     def _by(
