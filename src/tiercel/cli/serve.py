@@ -42,6 +42,8 @@ class ServeConfig:
     has_open_metrics: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    otlp_traces_endpoint: str | None = None
+    stats_interval_s: float = 10.0
 
 
 def configure(parser: CommandParser) -> None:
@@ -83,6 +85,12 @@ def configure(parser: CommandParser) -> None:
         default="auto",
         metavar="NAME",
         help="how the model marks its reasoning, as in qwen3; none; default: found in its template",
+    )
+    parser.add_argument(
+        "--otlp-traces-endpoint", metavar="URL", help="send a span for each request to this OpenTelemetry collector"
+    )
+    parser.add_argument(
+        "--disable-log-stats", action="store_true", help="do not log throughput and load every ten seconds"
     )
     add_model_source(parser)
     add_options(parser, ENGINE_OPTIONS, title="engine")
@@ -132,6 +140,8 @@ def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
         has_open_metrics=args.open_metrics,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
+        stats_interval_s=0.0 if args.disable_log_stats else 10.0,
     )
 
 
@@ -171,6 +181,8 @@ def start_server(config: ServeConfig) -> int | None:
         shutdown_s=config.shutdown_s,
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
+        otlp_traces_endpoint=config.otlp_traces_endpoint,
+        stats_interval_s=config.stats_interval_s,
     )
     return serve(settings, lambda: build_facade(config))
 

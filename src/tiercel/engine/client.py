@@ -21,7 +21,7 @@ import msgspec
 
 from tiercel.base.errors import EngineDead, RequestError, RequestFailed, TiercelError
 from tiercel.engine.core import EngineCore
-from tiercel.engine.outputs import RequestState
+from tiercel.engine.outputs import RequestState, RequestSummary
 from tiercel.engine.prompts import PreparedRequest, Prompt, PromptReader
 from tiercel.engine.request import NewSequence, SequenceUpdate
 from tiercel.engine.stats import EngineSnapshot
@@ -72,6 +72,11 @@ class RequestHandle:
         self._sequence_ids = sequence_ids
         self._waiter: _LoopWaiter | _QueueWaiter | None = None  # guarded by the state's lock
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def summary(self) -> RequestSummary:
+        """Say what was asked for and what it came to so far. From any thread."""
+        with self._state.lock:
+            return self._state.summary()
 
     def abort(self) -> None:
         """Stop producing; the last output then says "abort". Without effect when the request has ended."""

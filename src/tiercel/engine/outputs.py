@@ -10,6 +10,7 @@ whatever the engine still sends after that is dropped.
 """
 
 import threading
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tiercel.base.errors import TiercelError
@@ -167,6 +168,17 @@ class SequenceOutput:
         return self._logprobs.copy()
 
 
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """What a request asked for, and what it came to so far."""
+
+    params: SamplingParams
+    n_prompt_tokens: int
+    n_output_tokens: int  # of all its outputs
+    n_cached_tokens: int
+    metrics: RequestMetrics
+
+
 class RequestState:
     """A request from its acceptance to the reading of its last output."""
 
@@ -250,7 +262,6 @@ class RequestState:
         prompt_logprobs = self._prompt_logprobs
         if kind is RequestOutputKind.DELTA:
             self._prompt_logprobs = None  # told once
-        metrics = self._metrics
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
@@ -259,13 +270,20 @@ class RequestState:
             outputs=outputs,
             finished=self.is_ended,
             num_cached_tokens=self._n_cached,
-            metrics=RequestMetrics(
-                metrics.arrival_s,
-                metrics.first_scheduled_s,
-                metrics.first_token_s,
-                metrics.last_token_s,
-                metrics.n_preemptions,
-            ),
+            metrics=replace(self._metrics),
+        )
+
+    def summary(self) -> RequestSummary:
+        """Say what it came to so far.
+
+        Requires: `lock` is held.
+        """
+        return RequestSummary(
+            params=self._params,
+            n_prompt_tokens=len(self._prompt_ids),
+            n_output_tokens=sum(len(output.token_ids) for output in self.outputs),
+            n_cached_tokens=self._n_cached or 0,
+            metrics=replace(self._metrics),
         )
 
     def _note(self, update: SequenceUpdate) -> None:

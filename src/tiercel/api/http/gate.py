@@ -6,6 +6,7 @@ answered in `app`; this only notes the status that went out.
 
 import time
 import uuid
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tiercel.api.http.answer import is_good_id
 from tiercel.api.http.auth import METRICS_PATHS, OPEN_PATHS, Keys, route_path
 from tiercel.api.http.responses import RETRY_AFTER, http_error_response
+from tiercel.api.http.tracing import HeaderWarner
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -31,6 +33,7 @@ class Gate:
         self.service = service
         self._app = app
         settings = service.settings
+        self._untraced = HeaderWarner()
         self._keys = Keys(settings.api_keys, has_open_metrics=settings.has_open_metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,13 +64,20 @@ class Gate:
             if refusal is not None:
                 await refusal(scope, receive, told)
             elif path in GENERATION_PATHS:
-                await self._counted(scope, receive, told)
+                with self._traced(scope, request_id):
+                    await self._counted(scope, receive, told)
             else:
                 await self._app(scope, receive, told)
         finally:
             if path not in _NOT_COUNTED:
                 elapsed_s = time.monotonic() - start_s
                 self.service.metrics.note_http(scope["state"]["handler"], _method(scope), status, elapsed_s)
+
+    def _traced(self, scope: Scope, request_id: str) -> AbstractContextManager[None]:
+        if self.service.tracer is not None:
+            return self.service.tracer.request(scope, request_id)
+        self._untraced.look(scope)
+        return nullcontext()
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.service.n_open += 1

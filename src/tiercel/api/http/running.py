@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive
 
     from tiercel.engine.client import RequestHandle
+    from tiercel.engine.outputs import RequestSummary
     from tiercel.protocol.outputs import RequestOutput
 
 T = TypeVar("T")
@@ -39,6 +40,10 @@ class Running:
             handle.close()
         if self.on_close is not None:
             self.on_close(self)
+
+    def summaries(self) -> "list[RequestSummary]":
+        """Say what each prompt's request came to so far."""
+        return [handle.summary() for handle in self.handles]
 
     async def outputs(self) -> AsyncGenerator[tuple[int, "RequestOutput"], None]:
         """Give each prompt's index and output, as they come.

@@ -21,6 +21,7 @@ from tiercel.api.http.app import make_app
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.gate import Gate
 from tiercel.api.http.settings import ServerSettings
+from tiercel.api.http.stats_log import keep_logging
 
 _log = logging.getLogger(__name__)
 
@@ -147,11 +148,15 @@ async def _run(settings: ServerSettings, engine: EngineFacade, listener: socket.
         # Without a main thread or on other systems, whoever embeds the server stops it.
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, stopper.on_signal)
-    watch = asyncio.create_task(_watch(engine, stopper))
+    tasks = [asyncio.create_task(_watch(engine, stopper))]
+    if settings.stats_interval_s:
+        logging_ = keep_logging(lambda: engine.client.snapshot, settings.stats_interval_s)
+        tasks.append(asyncio.create_task(logging_))
     try:
         await server.serve(sockets=[listener])
     finally:
-        watch.cancel()
+        for task in tasks:
+            task.cancel()
         app.service.close()
     return 0 if engine.client.is_alive else 1
 

@@ -21,6 +21,7 @@ from tiercel.api.http.metrics import Metrics
 from tiercel.api.http.params import usable_defaults
 from tiercel.api.http.running import Running
 from tiercel.api.http.settings import ServerSettings
+from tiercel.api.http.tracing import make_tracer, note_running
 from tiercel.base.errors import ModelFileError, RequestError, TiercelError, UnknownModel
 from tiercel.engine.client import RequestHandle
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
@@ -57,6 +58,8 @@ class Service:
         self.settings = settings
         self.clock = clock
         self.metrics = Metrics(engine, settings.model_id)
+        endpoint = settings.otlp_traces_endpoint
+        self.tracer = make_tracer(endpoint, settings.model_id) if endpoint is not None else None
         self.defaults = usable_defaults(engine.generation_defaults)
         self.created_s = int(clock())
         self.n_open = 0  # generation requests under way, written by `gate`
@@ -133,6 +136,7 @@ class Service:
         running = Running(handles)
         running.on_close = self._running.discard
         self._running.add(running)
+        note_running(running)
         if self._is_aborting:
             running.abort()
         return prepared, running
@@ -149,6 +153,8 @@ class Service:
 
     def close(self) -> None:
         """End the threads. Idempotent."""
+        if self.tracer is not None:
+            self.tracer.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def check(self) -> None:

@@ -31,6 +31,8 @@ class ServerSettings:
     n_tools_max          128: tools of a request, and tools_bytes_max 1 MiB of them: all go through the template
     tool_call_parser     how the model writes calls: "auto" finds it in the template and vocabulary, "none" has none
     reasoning_parser     the same for reasoning
+    otlp_traces_endpoint where spans go, as http://collector:4318/v1/traces; None: no tracing
+    stats_interval_s     10: between two lines of the log that say how fast the engine is; 0: none
     n_threads            2: for templates and tokenising, off the event loop; more would only take cores from the model
     """
 
@@ -54,6 +56,8 @@ class ServerSettings:
     tools_bytes_max: int = 1 << 20
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    otlp_traces_endpoint: str | None = None
+    stats_interval_s: float = 10.0
     n_threads: int = 2
 
     def __post_init__(self) -> None:
@@ -67,6 +71,8 @@ class ServerSettings:
                 "the network is closed (--insecure)"
             )
         check_names(self.tool_call_parser, self.reasoning_parser)
+        if self.stats_interval_s < 0:
+            raise ConfigError(f"server.stats_interval_s: got {self.stats_interval_s:g} s; 0 or more is needed")
         if self.shutdown_s < 0:
             raise ConfigError(f"server.shutdown_s: got {self.shutdown_s:g} s; 0 or more is needed")
 
