@@ -244,7 +244,7 @@ def test_no_field_is_both_served_and_refused():
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/nowhere", 404),
         ("GET", "/v1/nothing", 404),
         ("POST", "/v1/completions/", 404),
         ("GET", "/v1/completions", 405),

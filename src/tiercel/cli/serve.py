@@ -39,6 +39,7 @@ class ServeConfig:
     engine_options: Mapping[str, Any]
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     is_insecure: bool = False
+    has_page: bool = True
     has_open_metrics: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -61,6 +62,7 @@ def configure(parser: CommandParser) -> None:
     )
     parser.add_argument("--insecure", action="store_true", help="listen beyond this machine without a key")
     parser.add_argument("--open-metrics", action="store_true", help="let /metrics be read without a key")
+    parser.add_argument("--no-ui", action="store_true", help="do not show the built-in page at /")
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="names clients may use; the first is told"
     )
@@ -137,6 +139,7 @@ def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
         engine_options=options,
         api_keys=keys,
         is_insecure=args.insecure,
+        has_page=not args.no_ui,
         has_open_metrics=args.open_metrics,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
@@ -177,6 +180,7 @@ def start_server(config: ServeConfig) -> int | None:
         port=config.port,
         api_keys=config.api_keys,
         is_insecure=config.is_insecure,
+        has_page=config.has_page,
         has_open_metrics=config.has_open_metrics,
         shutdown_s=config.shutdown_s,
         tool_call_parser=config.tool_call_parser,

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tiercel.api import errors
-from tiercel.api.http import chat, completions, health, models, tokenize
+from tiercel.api.http import chat, completions, health, models, page, tokenize
 from tiercel.api.http.auth import route_path
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.gate import Gate
@@ -71,6 +71,8 @@ def make_app(engine: EngineFacade, settings: ServerSettings) -> Gate:
     engine.client.core.set_listener(service.metrics)
     routes = [_route(service, methods.split(), path, handler) for methods, path, handler in ROUTES]
     routes += [_route(service, ["POST"], path, _not_built) for path in NOT_BUILT]
+    if settings.has_page:
+        routes.append(_route(service, ["GET"], "/", page.show_page))
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http_error})
     app.router.redirect_slashes = False
     return Gate(app, service)

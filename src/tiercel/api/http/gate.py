@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiercel.api.http.answer import is_good_id
 from tiercel.api.http.auth import METRICS_PATHS, OPEN_PATHS, Keys, route_path
+from tiercel.api.http.page import page_response
 from tiercel.api.http.responses import RETRY_AFTER, http_error_response
 from tiercel.api.http.tracing import HeaderWarner
 
@@ -97,6 +98,8 @@ class Gate:
                 {"connection": "close"},
             )
         if not self._keys.may_pass(scope):
+            if path == "/" and settings.has_page and scope["method"] == "GET":
+                return page_response(401)  # it asks for the key itself
             return _refused(
                 401,
                 "key: none that this server knows; send one as Authorization: Bearer KEY, or as x-api-key: KEY",

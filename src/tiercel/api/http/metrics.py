@@ -185,6 +185,11 @@ class Metrics(Collector):
         # Its value is the time of the last change, as vLLM's; there are no adapters, so nothing ever changed.
         adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
         yield self._info("lora_requests_info", "Adapters in use", adapters, value=self._started_s)
+        pages = (("all", now.n_pages), ("used", now.n_pages_used), ("cached", now.n_pages_cached))
+        family = GaugeMetricFamily("tiercel:kv_pages", "Pages by state", labels=["model_name", "engine", "state"])
+        for state, n_pages in pages:
+            family.add_metric([*self._labels, state], n_pages)
+        yield family
         facts = {
             "block_size": str(now.page_size_tokens),
             "num_gpu_blocks": str(now.n_pages),

@@ -17,6 +17,7 @@ class ServerSettings:
     host, port           where to listen; port 0 takes any free one. Loopback: nobody else gets in by default
     api_keys             any of them opens every route; never printed
     is_insecure          listen beyond this machine without a key
+    has_page             GET / is a page to chat with the model and to look at the engine
     has_open_metrics     /metrics answers without a key, for a scraper that has none
     shutdown_s           how long running requests may go on after SIGTERM; 30 s is what orchestrators grant
     body_bytes_max       64 MiB, of a request
@@ -41,6 +42,7 @@ class ServerSettings:
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     is_insecure: bool = False
+    has_page: bool = True
     has_open_metrics: bool = False
     shutdown_s: float = 30.0
     body_bytes_max: int = 64 << 20
