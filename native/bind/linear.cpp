@@ -75,13 +75,13 @@ void run_team(int32_t n_threads, int64_t scratch_bytes, Fn fn) {
   for (std::thread& t : threads) t.join();
 }
 
-std::shared_ptr<PackedStore> pack(int format_number, Bytes2d rows, int64_t k, std::optional<Ids> row_order, bool expand_to_f32,
-                                  std::shared_ptr<PackedArena> arena, int32_t n_threads) {
+// Checks what Python says of a matrix's rows and takes memory for it from the arena.
+PackingJob packing_job(int format_number, const Bytes2d& rows, int64_t k, const std::optional<Ids>& row_order, bool expand_to_f32,
+                       std::shared_ptr<PackedArena> arena) {
   if (format_number < 0 || format_number >= kFormatCount)
     refuse("PackedMatrix: format is %d; needs 0 to %d", format_number, kFormatCount - 1);
   const Format format = static_cast<Format>(format_number);
   const char* name = kFormatNames[format_number];
-  check_threads("PackedMatrix", n_threads);
   const int64_t n_file = static_cast<int64_t>(rows.shape(0)), row_bytes = static_cast<int64_t>(rows.shape(1));
   const int64_t n = row_order ? static_cast<int64_t>(row_order->shape(0)) : n_file;
   if (packed_bytes(format, n, k) == 0)
@@ -94,11 +94,50 @@ std::shared_ptr<PackedStore> pack(int format_number, Bytes2d rows, int64_t k, st
   for (int64_t i = 0; row_order && i < n; ++i)
     if (row_order->data()[i] < 0 || row_order->data()[i] >= n_file)
       refuse("PackedMatrix: row_order[%lld] is %d; the file has %lld rows", number(i), row_order->data()[i], number(n_file));
-  const nb::gil_scoped_release unlocked;
-  auto store = std::make_shared<PackedStore>(format, n, k, expand_to_f32, std::move(arena));
-  store->pack(rows.data(), row_bytes, row_order ? row_order->data() : nullptr, n_threads);
-  return store;
+  PackingJob job = {std::make_shared<PackedStore>(format, n, k, expand_to_f32, std::move(arena)), rows.data(), row_bytes, n_file, {}};
+  if (row_order) job.row_order.assign(row_order->data(), row_order->data() + n);
+  return job;
 }
+
+std::shared_ptr<PackedStore> pack(int format_number, Bytes2d rows, int64_t k, std::optional<Ids> row_order, bool expand_to_f32,
+                                  std::shared_ptr<PackedArena> arena, int32_t n_threads) {
+  check_threads("PackedMatrix", n_threads);
+  const PackingJob job = packing_job(format_number, rows, k, row_order, expand_to_f32, std::move(arena));
+  const nb::gil_scoped_release unlocked;
+  job.store->pack(job.rows, job.row_bytes, job.row_order.empty() ? nullptr : job.row_order.data(), n_threads);
+  return job.store;
+}
+
+// A team, and the arrays whose memory it reads.
+struct Packing {
+  Packing(const std::vector<nb::tuple>& py_jobs, const std::shared_ptr<PackedArena>& arena, int32_t n_threads, bool releases) {
+    if (n_threads != 0) check_threads("Packing", n_threads);
+    std::vector<PackingJob> jobs;
+    for (const nb::tuple& job : py_jobs) {
+      if (job.size() != 5)
+        refuse("Packing: a job has %lld items; needs (format, rows, k, row_order or None, expand_to_f32)",
+               number(static_cast<int64_t>(job.size())));
+      std::optional<Ids> order;
+      if (!job[3].is_none()) order = nb::cast<Ids>(job[3]);
+      rows.push_back(nb::cast<Bytes2d>(job[1], false));
+      jobs.push_back(packing_job(nb::cast<int>(job[0]), rows.back(), nb::cast<int64_t>(job[2]), order, nb::cast<bool>(job[4]), arena));
+    }
+    team = std::make_unique<PackingTeam>(std::move(jobs), n_threads, releases);
+  }
+
+  std::vector<std::shared_ptr<PackedStore>> join() {
+    {
+      const nb::gil_scoped_release unlocked;
+      team->join();
+    }
+    std::vector<std::shared_ptr<PackedStore>> stores;
+    for (const PackingJob& job : team->jobs()) stores.push_back(job.store);
+    return stores;
+  }
+
+  std::vector<Bytes2d> rows; // outlives the team
+  std::unique_ptr<PackingTeam> team;
+};
 
 void run_linear(const std::string& level, const std::vector<nb::tuple>& py_parts, Floats2d x, FloatsOut y, std::optional<Floats2d> residual,
                 int32_t n_threads) {
@@ -190,6 +229,11 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro(
           "format", [](const PackedStore& s) { return static_cast<int>(s.view().format); }, "Of the packed data: F32 when expanded.")
       .def_prop_ro("nbytes", &PackedStore::n_bytes);
+  nb::class_<Packing>(m, "Packing", "Packs many matrices on threads of its own, from its construction on; dropped, it stops early.")
+      .def(nb::init<const std::vector<nb::tuple>&, const std::shared_ptr<PackedArena>&, int32_t, bool>(), nb::arg("jobs"), nb::arg("arena"), nb::arg("n_threads"), nb::arg("releases"),
+           "jobs: (format, rows uint8 [n, row bytes], k, row_order int32 or None, expand_to_f32) each, taken in order. With `releases`, whole pages of "
+           "rows that are packed are given back to the system: rows must then be a map of a file.")
+      .def("join", &Packing::join, "Help until all is packed; return the matrices in the order of the jobs. Releases the GIL.");
   m.def(
       "kernel_levels",
       [] {

@@ -6,37 +6,38 @@ the tokenizer. Nothing is computed before everything is known to fit.
 
 import contextlib
 import hashlib
-import logging
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tiercel.base import machine
+import msgspec
+
+from tiercel.base import env, machine
 from tiercel.base.config import EngineOptions
 from tiercel.base.errors import ConfigError, ModelFileError, OutOfPages, TiercelError
-from tiercel.engine.config import EngineConfig
 from tiercel.hub.resolve import ResolvedModel, resolve
 from tiercel.hub.store import default_folder
-from tiercel.loaders.checkpoint import Checkpoint, open_checkpoint
-from tiercel.models.model import Model, ModelInfo
-from tiercel.models.registry import build_model
-from tiercel.models.weights import check_weights
-from tiercel.ops.passes import lower_and_fuse
-from tiercel.ops.program import Program
-from tiercel.ops.recorder import ComputeDtype
 from tiercel.quant.formats import Format
-from tiercel.runner import capacity as sizing
-from tiercel.text.conversation import Conversations
-from tiercel.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from tiercel.engine.client import EngineClient
-    from tiercel.runner.native import NativeRunner
+    from concurrent.futures import Future
 
-_log = logging.getLogger(__name__)
+    from tiercel._native import PackedMatrix
+    from tiercel.engine.client import EngineClient
+    from tiercel.engine.config import EngineConfig
+    from tiercel.loaders.checkpoint import Checkpoint
+    from tiercel.models.info import ModelInfo
+    from tiercel.models.model import Model
+    from tiercel.ops.lowered import Lowered
+    from tiercel.ops.place import Placement
+    from tiercel.ops.program import Program
+    from tiercel.runner import capacity as sizing
+    from tiercel.runner.native import NativeRunner
+    from tiercel.runner.ready import Begun
+    from tiercel.text.conversation import Conversations
+    from tiercel.text.tokenizer import Tokenizer
+
 _T = TypeVar("_T")
 _FLOATS = (Format.F32, Format.F16, Format.BF16)
 _DTYPE_FORMATS = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
@@ -44,31 +45,37 @@ _DTYPE_FORMATS = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Form
 _MAX_NUM_SEQS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTensor:
+class PlannedTensor(msgspec.Struct, frozen=True):
     """A checkpoint's tensor as it will be used: its shape, and the format it has or will be given."""
 
     shape: tuple[int, ...]
     format: Format
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What is decided before weights are touched."""
 
     options: EngineOptions
     resolved: ResolvedModel
-    checkpoint: Checkpoint
-    model: Model
-    program: Program
-    capacity: sizing.Capacity
+    checkpoint: "Checkpoint"
+    info: "ModelInfo"
+    lowered: "Lowered"
+    capacity: "sizing.Capacity"
     n_threads: int
     identity: str  # digest of all that decides the model's numbers
+    placement: "Placement | None" = None  # of `lowered`, if it is known already
 
     @property
-    def info(self) -> ModelInfo:
-        """Facts about the model."""
-        return self.model.info
+    def model(self) -> "Model":
+        """The model, built of the checkpoint's config."""
+        from tiercel.models.registry import build_model
+
+        return build_model(self.checkpoint.config)
+
+    @property
+    def program(self) -> "Program":
+        """The program as it is recorded; `lowered` is made of it."""
+        return _record(self.options, self.checkpoint, self.model, self.capacity.max_len_tokens)
 
     @property
     def kv_dtype(self) -> str:
@@ -81,15 +88,14 @@ class Plan:
         return self.options.compute_dtype == "float32"
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(msgspec.Struct, frozen=True):
     """A running engine and what front ends may know of it. `close` ends it."""
 
     plan: Plan
     runner: "NativeRunner"
     client: "EngineClient"
-    tokenizer: Tokenizer | None
-    conversations: Conversations
+    tokenizer: "Tokenizer | None"
+    conversations: "Conversations"
 
     def close(self) -> None:
         """Abort what runs, stop the threads, give back memory. Idempotent."""
@@ -99,6 +105,8 @@ class Engine:
 
 def make_plan(options: EngineOptions, resolved: ResolvedModel | None = None) -> Plan:
     """Find and read the model and size everything; no weight is read but for the digest."""
+    from tiercel.loaders.checkpoint import open_checkpoint
+
     resolved = resolved or resolve(options.model, revision=options.revision)
     checkpoint = open_checkpoint(resolved.path)
     try:
@@ -108,35 +116,48 @@ def make_plan(options: EngineOptions, resolved: ResolvedModel | None = None) -> 
         raise
 
 
-def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint: Checkpoint) -> Plan:
+def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint: "Checkpoint") -> Plan:
+    from tiercel.models.registry import build_model
+    from tiercel.models.weights import check_weights
+    from tiercel.ops.passes import lower_and_fuse
+
     model = build_model(checkpoint.config)
     check_weights(model, checkpoint.tensors)
-    expected = model.expected_weights()
-    _check_dtype(options.dtype, checkpoint, expected)
-    planned = planned_tensors(checkpoint, expected, options.quantization)
-    kv_dtype = "float16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    capacity = sizing.plan(
-        kv_token_bytes=model.info.kv_bytes_per_token(4 if kv_dtype == "float32" else 2),
+    _check_dtype(options.dtype, checkpoint, model.expected_weights())
+    capacity = _capacity(options, model.info)
+    program = _record(options, checkpoint, model, capacity.max_len_tokens)
+    # The program's text holds the config, the formats and the rotary tables: all arithmetic but the weights' values.
+    identity = hashlib.sha256(f"{checkpoint.digest()}\n{options.compute_dtype}\n{program.text()}".encode()).hexdigest()
+    n_threads = options.threads or machine.usable_cpus()
+    return Plan(options, resolved, checkpoint, model.info, lower_and_fuse(program), capacity, n_threads, identity)
+
+
+def _capacity(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
+    from tiercel.runner import capacity as sizing
+
+    return sizing.plan(
+        kv_token_bytes=info.kv_bytes_per_token(4 if options.kv_cache_dtype == "float32" else 2),
         page_size_tokens=options.block_size,
-        model_len_tokens=model.info.max_len_tokens,
+        model_len_tokens=info.max_len_tokens,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs or min(_MAX_NUM_SEQS, options.max_num_batched_tokens),
         pool_bytes=options.kv_cache_memory_bytes,
         available_bytes=machine.available_bytes(),
     )
-    program = model.record(
-        planned,
+
+
+def _record(options: EngineOptions, checkpoint: "Checkpoint", model: "Model", max_len_tokens: int) -> "Program":
+    from tiercel.ops.recorder import ComputeDtype
+
+    return model.record(
+        planned_tensors(checkpoint, model.expected_weights(), options.quantization),
         compute_dtype=ComputeDtype.FLOAT32 if options.compute_dtype == "float32" else ComputeDtype.AUTO,
-        max_len_tokens=capacity.max_len_tokens,
+        max_len_tokens=max_len_tokens,
         norm_weights_include_one=checkpoint.norm_weights_include_one,
     )
-    # The program's text holds the config, the formats and the rotary tables: all arithmetic but the weights' values.
-    identity = hashlib.sha256(f"{checkpoint.digest()}\n{options.compute_dtype}\n{program.text()}".encode()).hexdigest()
-    n_threads = options.threads or machine.usable_cpus()
-    return Plan(options, resolved, checkpoint, model, program, capacity, n_threads, identity)
 
 
-def _check_dtype(dtype: str, checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> None:
+def _check_dtype(dtype: str, checkpoint: "Checkpoint", expected: Mapping[str, tuple[int, ...]]) -> None:
     if dtype == "auto":
         return
     wanted = _DTYPE_FORMATS[dtype]
@@ -149,7 +170,7 @@ def _check_dtype(dtype: str, checkpoint: Checkpoint, expected: Mapping[str, tupl
 
 
 def planned_tensors(
-    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], quantization: str | None
+    checkpoint: "Checkpoint", expected: Mapping[str, tuple[int, ...]], quantization: str | None
 ) -> dict[str, PlannedTensor]:
     """Return shape and format of each tensor as it will be used.
 
@@ -174,8 +195,8 @@ def planned_tensors(
     return planned
 
 
-def build_runner(plan: Plan) -> "NativeRunner":
-    """Pack the weights and start the native runner.
+def build_runner(plan: Plan, packed: "Mapping[str, PackedMatrix] | None" = None) -> "NativeRunner":
+    """Pack the weights, but those that are `packed` already, and start the native runner.
 
     Raises: OutOfPages: there is not the memory; ConfigError: there are not the threads.
     """
@@ -186,7 +207,8 @@ def build_runner(plan: Plan) -> "NativeRunner":
         plan.checkpoint.tensors,
         expand_to_f32=plan.is_float32_compute,
         n_threads=plan.n_threads,
-        release=plan.checkpoint.release_pages,
+        releases=True,
+        packed=packed or {},
     )
     max_step_tokens = max(plan.options.max_num_batched_tokens, plan.capacity.max_num_seqs)
     settings = NativeSettings(
@@ -196,7 +218,7 @@ def build_runner(plan: Plan) -> "NativeRunner":
         n_threads=plan.n_threads,
     )
     try:
-        return NativeRunner(lower_and_fuse(plan.program), weights, plan.capacity, settings)
+        return NativeRunner(plan.lowered, weights, plan.capacity, settings, plan.placement)
     except TiercelError:
         raise
     except MemoryError as error:
@@ -209,7 +231,7 @@ def build_runner(plan: Plan) -> "NativeRunner":
         raise ConfigError(f"threads: {plan.n_threads} could not be started ({error}); lower threads") from error
 
 
-def load_tokenizer(plan: Plan) -> Tokenizer | None:
+def load_tokenizer(plan: Plan) -> "Tokenizer | None":
     """Load the tokenizer the options name, or the model's own; None if it has none or none is wanted.
 
     Raises: ModelFileError: its ids do not fit the model's vocabulary.
@@ -219,9 +241,7 @@ def load_tokenizer(plan: Plan) -> Tokenizer | None:
     if plan.options.tokenizer is not None:
         path = resolve(plan.options.tokenizer).path
         with open_tokenizer_source(path) as source:
-            tokenizer: Tokenizer | None = _tokenizer_from(
-                source, path, hashlib.sha256(str(path).encode()).hexdigest(), is_cached=False
-            )
+            tokenizer = _tokenizer_from(source, path, hashlib.sha256(str(path).encode()).hexdigest(), is_cached=False)
     else:
         tokenizer = _tokenizer_from(plan.checkpoint, plan.resolved.path, plan.checkpoint.digest(), is_cached=True)
     if tokenizer is not None and tokenizer.vocab_size > plan.info.vocab_size:
@@ -234,21 +254,27 @@ def load_tokenizer(plan: Plan) -> Tokenizer | None:
 
 def open_tokenizer_source(path: Path) -> "contextlib.AbstractContextManager[Checkpoint | Path]":
     """Open where a tokenizer is to be read from: a folder as it is, a .gguf file as a checkpoint."""
+    from tiercel.loaders.checkpoint import open_checkpoint
+
     return contextlib.nullcontext(path) if path.is_dir() else open_checkpoint(path)
 
 
-def _tokenizer_from(source: "Checkpoint | Path", path: Path, digest: str, *, is_cached: bool) -> Tokenizer | None:
+def _tokenizer_from(source: "Checkpoint | Path", path: Path, digest: str, *, is_cached: bool) -> "Tokenizer | None":
+    from tiercel.text.tokenizer import Tokenizer
+
     if isinstance(source, Path) or isinstance(source.tokenizer_source, Path):
         folder = source if isinstance(source, Path) else path
         return Tokenizer.from_folder(folder) if (folder / "tokenizer.json").exists() else None
-    if "tokenizer.ggml.model" not in source.metadata:
-        return None
     metadata = source.metadata
+
+    def build() -> "Tokenizer | None":
+        return Tokenizer.from_gguf(metadata) if "tokenizer.ggml.model" in metadata else None
+
     if not is_cached:
-        return Tokenizer.from_gguf(metadata)
+        return build()
     from tiercel.text.compiled import cached
 
-    return cached(lambda: Tokenizer.from_gguf(metadata), default_folder().parent / "tokenizers", digest)
+    return cached(build, default_folder().parent / "tokenizers", digest)
 
 
 def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | None = None) -> Engine:
@@ -258,21 +284,27 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
 
     Raises: ModelNotFound, ModelFileError, UnsupportedModel, ConfigError, OutOfPages: as the message says.
     """
+    resolved = resolve(options.model, revision=options.revision)
+    start = _Start(options, resolved)
+    # Imported while threads pack.
     from tiercel.engine.client import EngineClient
     from tiercel.engine.core import EngineCore
 
-    plan = make_plan(options)
+    plan = start.plan() or make_plan(options, resolved)
     try:
         if on_plan is not None:
             on_plan(plan)
-        text_later = _in_thread(lambda: _load_text(plan))
-        runner = build_runner(plan)
+        # Without packed weights there is something to do meanwhile: packing does not hold the interpreter's lock.
+        text_later = None if start.is_used else _in_thread(lambda: _load_text(plan))
+        text = _load_text(plan) if text_later is None else None
+        runner = build_runner(plan, start.packed())
         try:
-            tokenizer, conversations = text_later.result()
+            tokenizer, conversations = text or text_later.result()
             core = EngineCore(runner, engine_config(plan))
             client = EngineClient(
                 core, tokenizer, weights_digest=plan.identity, kv_dtype=plan.kv_dtype, eos_ids=eos_ids(plan, tokenizer)
             )
+            start.keep(plan, runner)
         except BaseException:
             runner.close()
             raise
@@ -283,13 +315,100 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
     return Engine(plan, runner, client, tokenizer, conversations)
 
 
+class _Start:
+    """The kept plan of one start (`runner.ready`): looked for at once, believed only when it was verified."""
+
+    def __init__(self, options: EngineOptions, resolved: ResolvedModel) -> None:
+        self._options, self._resolved = options, resolved
+        self._begun: Begun | None = None
+        self.is_used = False
+        self._place: Path | None = None
+        # With a quantization, packing is not all there is to do. A folder is not kept (see `ready`).
+        if options.quantization not in (None, "none") or resolved.path.suffix != ".gguf":
+            return
+        from tiercel.runner import ready
+
+        plain = {**asdict(options), "isa": env.read(env.ISA)}
+        path = resolved.path.absolute()
+        self._key = ready.key_of(path, plain)
+        self._place = ready.place_of(default_folder().parent / "plans", path, plain)
+        self._n_threads = options.threads or machine.usable_cpus()
+        self._begun = ready.begin(self._place, self._key, path, self._n_threads)
+
+    def plan(self) -> Plan | None:
+        """Return the kept plan, if there is one and it is of this very file; else stop packing."""
+        begun, self._begun = self._begun, None
+        if begun is None or not begun.is_same():
+            return None
+        from tiercel.runner.kept_plan import checkpoint_of, decided
+
+        try:
+            kept = decided(begun)
+        except msgspec.MsgspecError:
+            return None
+        capacity = _capacity(self._options, kept.info)
+        # Rotary tables may depend on the length, and the length on what memory is free.
+        if capacity.max_len_tokens != kept.max_len_tokens:
+            return None
+        checkpoint = checkpoint_of(begun, kept, self._resolved.path)
+        self._begun, self.is_used = begun, True
+        return Plan(
+            self._options,
+            self._resolved,
+            checkpoint,
+            kept.info,
+            kept.program,
+            capacity,
+            self._n_threads,
+            kept.identity,
+            kept.placement,
+        )
+
+    def packed(self) -> "dict[str, PackedMatrix]":
+        """Wait for what was begun."""
+        begun, self._begun = self._begun, None
+        return {} if begun is None else begun.join()
+
+    def keep(self, plan: Plan, runner: "NativeRunner") -> None:
+        """Keep the plan for the next start, unless it came from there."""
+        if self.is_used or self._place is None:
+            return
+        from tiercel.runner import ready
+        from tiercel.runner.kept_plan import Decided, kept_of
+        from tiercel.runner.native import matrices_of
+
+        checkpoint = plan.checkpoint
+        kept = kept_of(
+            self._key,
+            checkpoint,
+            Decided(
+                checkpoint.config,
+                checkpoint.generation_config,
+                checkpoint.norm_weights_include_one,
+                plan.info,
+                plan.lowered,
+                runner.placement,
+                plan.capacity.max_len_tokens,
+                plan.identity,
+            ),
+            matrices_of(plan.lowered),
+            expand_to_f32=plan.is_float32_compute,
+        )
+        if kept is not None:
+            ready.save(self._place, kept)
+
+
 def log_plan(plan: Plan) -> None:
     """Log what fits, as `tiercel serve` prints it; an `on_plan` for engines inside somebody's program."""
-    _log.info("%s", plan.capacity.describe())
+    import logging
+
+    logging.getLogger(__name__).info("%s", plan.capacity.describe())
 
 
-def engine_config(plan: Plan) -> EngineConfig:
+def engine_config(plan: Plan) -> "EngineConfig":
     """Return the engine's share of the options."""
+    from tiercel.engine.config import EngineConfig
+
     options = plan.options
     config = EngineConfig(
         max_num_seqs=plan.capacity.max_num_seqs,
@@ -300,10 +419,10 @@ def engine_config(plan: Plan) -> EngineConfig:
         max_logprobs=options.max_logprobs,
         seed=options.seed,
     )
-    return config if options.max_waiting is None else replace(config, max_waiting=options.max_waiting)
+    return config if options.max_waiting is None else msgspec.structs.replace(config, max_waiting=options.max_waiting)
 
 
-def eos_ids(plan: Plan, tokenizer: Tokenizer | None) -> frozenset[int]:
+def eos_ids(plan: Plan, tokenizer: "Tokenizer | None") -> frozenset[int]:
     """Return the ids that end a sequence: the generation config's, else the config's, and the tokenizer's.
 
     Ids beyond the vocabulary, which files of padded or cut models name, are left out: they can never come.
@@ -318,8 +437,10 @@ def eos_ids(plan: Plan, tokenizer: Tokenizer | None) -> frozenset[int]:
     return frozenset(one for one in found if 0 <= one < plan.info.vocab_size)
 
 
-def _load_text(plan: Plan) -> tuple[Tokenizer | None, Conversations]:
+def _load_text(plan: Plan) -> "tuple[Tokenizer | None, Conversations]":
     """Load all that has to do with text, the first conversation's template included."""
+    from tiercel.text.conversation import Conversations
+
     tokenizer = load_tokenizer(plan)
     conversations = Conversations(tokenizer)
     conversations.warm()
@@ -328,6 +449,9 @@ def _load_text(plan: Plan) -> tuple[Tokenizer | None, Conversations]:
 
 def _in_thread(work: "Callable[[], _T]") -> "Future[_T]":
     """Run `work` on a thread of its own; packing releases the GIL, so both run at once."""
+    import threading
+    from concurrent.futures import Future
+
     done: Future[_T] = Future()
 
     def run() -> None:
@@ -370,11 +494,11 @@ def describe(model: str | None, *, program: bool = False, explain: bool = False)
         ]
         found: dict[str, object] = {"summary": summary}
         if program:
-            found["program"] = f"{plan.program.text()}\n{lower_and_fuse(plan.program).text()}"
+            found["program"] = f"{plan.program.text()}\n{plan.lowered.text()}"
         if explain:
             from tiercel.runner.explain import explain_program
 
-            found["explain"] = explain_program(lower_and_fuse(plan.program), is_float32_compute=plan.is_float32_compute)
+            found["explain"] = explain_program(plan.lowered, is_float32_compute=plan.is_float32_compute)
         return found
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from dataclasses import fields
+
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +22,7 @@ from tiercel.testing.fill import tiny_checkpoint
 
 FIXTURES = Path(__file__).parent.parent / "model" / "fixtures"
 PASSES = [
-    Passes(**dict(zip((f.name for f in fields(Passes)), on, strict=True)))
-    for on in itertools.product((True, False), repeat=4)
+    Passes(**dict(zip(Passes.__struct_fields__, on, strict=True))) for on in itertools.product((True, False), repeat=4)
 ]
 NAMES = ["llama_linear_biases_head_dim_24", "qwen3_window_bias", "gemma3_pattern_3_softcap", "smollm3_nope"]
 

@@ -43,6 +43,16 @@ class PackedMatrix:
     @property
     def nbytes(self) -> int: ...
 
+class Packing:
+    def __init__(
+        self,
+        jobs: Sequence[tuple[int, _Bytes | memoryview, int, _Ints | memoryview | None, bool]],
+        arena: PackedArena,
+        n_threads: int,
+        releases: bool,
+    ) -> None: ...
+    def join(self) -> list[PackedMatrix]: ...
+
 def quant_row_bytes(k: int) -> int: ...
 
 class Program:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from tiercel.bench import machine
 from tiercel.bench.contest import Competitor, Request, Run
 from tiercel.bench.rows import OURS
@@ -50,7 +52,7 @@ class OurEngine:
             "kv_cache_dtype": plan.kv_dtype,
             "threads": plan.n_threads,
             "isa": chosen_level(),
-            "capacity": dataclasses.asdict(plan.capacity),
+            "capacity": msgspec.structs.asdict(plan.capacity),
         }
 
     def encode(self, text: str) -> list[int]:

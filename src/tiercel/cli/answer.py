@@ -8,9 +8,10 @@ import signal
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, TextIO
+
+import msgspec
 
 # On a terminal these could move the cursor, change its title or type for the user; a model's text may hold any of them.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -36,8 +37,7 @@ class TextEngine(Protocol):
         """End the engine and free what it holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What was shown: the whole text, whether Ctrl-C cut it, and when its first piece and its end came."""
 
     text: str

@@ -8,9 +8,10 @@ import contextlib
 import select
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from os import fstat
 from typing import TextIO
+
+import msgspec
 
 from tiercel.base.errors import ConfigError
 from tiercel.base.units import format_bytes
@@ -21,8 +22,7 @@ _MOST_PIPED_CHARS = 64 << 20
 _SILENCE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(msgspec.Struct, frozen=True):
     """The model's name (None: the default) and the prompt (None: chat). `is_guess`: it stood where a prompt may."""
 
     model: str | None

@@ -1,7 +1,8 @@
 """What an engine is told once: its limits and policies. Knows no model; `boot` fills it from the user's settings."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from tiercel.base.errors import ConfigError
 
@@ -9,8 +10,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 POLICIES = ("fcfs", "priority")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and policies of one engine, under vLLM's names where the meaning is the same. Checked as a whole.
 
     max_num_seqs: sequences in one step. 128: vLLM's default for serving on a CPU; more only lengthens each token's

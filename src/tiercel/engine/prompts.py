@@ -6,7 +6,6 @@ text is only repeated) and `cache_salt`.
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,8 +25,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
+class PreparedRequest(msgspec.Struct, frozen=True):
     """A request that was checked and not yet sent."""
 
     text: str | None

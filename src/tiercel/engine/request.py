@@ -12,7 +12,8 @@ The slot of a sequence that left RUNNING stays held back until no submitted step
 """
 
 import enum
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tiercel.base.errors import TiercelError
 from tiercel.kv.page_keys import PageKeys
@@ -27,8 +28,7 @@ class State(enum.Enum):
     FINISHED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True):
     """One position's log-probabilities: the token's own, then those of the likeliest, best first."""
 
     token_id: int
@@ -38,8 +38,7 @@ class TokenLogprobs:
     top_logprobs: list[float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NewSequence:
+class NewSequence(msgspec.Struct, frozen=True, eq=False):
     """What the engine needs to know to produce one stream of tokens; `engine.admission` has checked it."""
 
     sequence_id: str
@@ -53,8 +52,7 @@ class NewSequence:
     priority: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class SequenceUpdate:
+class SequenceUpdate(msgspec.Struct, eq=False):
     """What one step, or an abort, changed for one sequence."""
 
     sequence_id: str
@@ -70,8 +68,7 @@ class SequenceUpdate:
     n_preemptions: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(msgspec.Struct, eq=False):
     """One stream of tokens. Owner: the engine's thread; only `Scheduler` and `EngineCore` write to it."""
 
     sequence_id: str
@@ -92,7 +89,7 @@ class Sequence:
 
     state: State = State.WAITING
     slot: int = -1  # -1: none
-    page_ids: list[int] = field(default_factory=list)
+    page_ids: list[int] = msgspec.field(default_factory=list)
     n_computed: int = 0  # tokens planned to be computed: the next position to plan
     n_total: int = 0  # tokens known or being sampled by a submitted step
     n_room: int = 0  # token slots in page_ids
@@ -100,7 +97,7 @@ class Sequence:
     last_step_id: int = -1  # the last step that names it
     n_cached_tokens: int = -1  # hit at first admission; -1: not admitted yet
     n_preemptions: int = 0
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = msgspec.field(default_factory=list)
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

@@ -34,9 +34,9 @@ Invariants, verified by `check`:
 
 from bisect import bisect_left, insort
 from collections import Counter
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from tiercel.engine.config import EngineConfig
 from tiercel.engine.request import Sequence, State
@@ -48,8 +48,7 @@ N_PASSED_MAX = 32
 _NEVER = 1 << 62
 
 
-@dataclass(slots=True, eq=False)
-class PlannedStep:
+class PlannedStep(Struct, eq=False):
     """A step and what must be told to the runner before it. One entry a sequence in the first five lists."""
 
     step_id: int

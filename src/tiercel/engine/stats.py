@@ -4,12 +4,12 @@ Knows no metrics library; `api` turns these into one. The engine's thread is the
 whole, so any thread may read the latest.
 """
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class EngineSnapshot:
+
+class EngineSnapshot(msgspec.Struct, frozen=True):
     """The engine at one moment. What begins with n_total only ever grows."""
 
     n_running: int = 0
@@ -36,8 +36,7 @@ class EngineSnapshot:
         return self.n_pages_used / self.n_pages if self.n_pages else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStats:
+class SequenceStats(msgspec.Struct, frozen=True):
     """One sequence that has ended. Times are None where it ended before they happened."""
 
     finish_reason: str  # "stop" | "length" | "abort" | "error"
@@ -52,17 +51,16 @@ class SequenceStats:
     decode_s: float | None  # first token to last
 
 
-@dataclass(slots=True)
-class StepStats:
+class StepStats(msgspec.Struct):
     """What was learnt by collecting one step, or by an abort between steps."""
 
     time_s: float
     compute_s: float = 0.0
     n_tokens: int = 0  # computed by the step
     n_sequences: int = 0
-    time_to_first_token_s: list[float] = field(default_factory=list)
-    inter_token_s: list[float] = field(default_factory=list)
-    finished: list[SequenceStats] = field(default_factory=list)
+    time_to_first_token_s: list[float] = msgspec.field(default_factory=list)
+    inter_token_s: list[float] = msgspec.field(default_factory=list)
+    finished: list[SequenceStats] = msgspec.field(default_factory=list)
 
 
 class StatsListener(Protocol):

@@ -4,9 +4,10 @@ A name is, in this order: a path that exists, a catalogue name, a repository of 
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tiercel.base.errors import ModelNotFound
 from tiercel.hub.catalogue import Catalogue, load_catalogue
@@ -21,8 +22,7 @@ _REPOSITORY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
+class ResolvedModel(msgspec.Struct, frozen=True):
     """Where a model's files are: a folder or a `.gguf` file, a short name to show, and "path", "catalogue" or "hub"."""
 
     path: Path

@@ -16,9 +16,10 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tiercel.base import env
 from tiercel.base.errors import DownloadError, TiercelError
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
+class StoredModel(msgspec.Struct, frozen=True):
     """A whole model file in the store."""
 
     name: str

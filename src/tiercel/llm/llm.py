@@ -1,7 +1,6 @@
 """`LLM`: generate and chat in one call, with vLLM's argument and output names. Owns one engine; `close` ends it."""
 
 import contextlib
-import dataclasses
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -132,7 +131,7 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's counts so far."""
-        return dataclasses.asdict(self.client.snapshot)
+        return msgspec.structs.asdict(self.client.snapshot)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached pages; False, and nothing is forgotten, while anything runs."""

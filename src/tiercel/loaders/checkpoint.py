@@ -13,23 +13,23 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tiercel.base.errors import ModelFileError, ModelNotFound, TiercelError, UnsupportedModel
-from tiercel.loaders.gguf_fields import scalar
-from tiercel.loaders.gguf_file import GgufFile, GgufTensor, Value
-from tiercel.loaders.gguf_map import map_model
-from tiercel.loaders.gguf_vocabulary import generation_config
-from tiercel.loaders.mapped_file import read_json_object
-from tiercel.loaders.safetensors_file import FORMATS, SafetensorsFile
-from tiercel.quant.dequantize import dequantize
+from tiercel.loaders.mapped_file import MappedFile, read_json_object
 from tiercel.quant.formats import Format
+
+if TYPE_CHECKING:
+    # Readers are imported when a file is read: a start from a kept plan reads none.
+    from tiercel.loaders.gguf_file import GgufFile, GgufTensor, Value
+    from tiercel.loaders.safetensors_file import SafetensorsFile
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -75,6 +75,8 @@ class Tensor:
 
     def float32(self) -> npt.NDArray[np.float32]:
         """Return the values, float32 of `shape`, new memory."""
+        from tiercel.quant.dequantize import dequantize
+
         return dequantize(self.rows(), self.format, self.shape)
 
 
@@ -88,6 +90,8 @@ class Tensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._unsupported:
+            from tiercel.loaders.safetensors_file import FORMATS
+
             names = ", ".join(FORMATS)
             raise UnsupportedModel(
                 f"{self._where}: tensor {name!r} has type {self._unsupported[name]}; {names} are read; convert it"
@@ -119,19 +123,21 @@ class Checkpoint:
     config: dict[str, Any]
     """In the form of Hugging Face's `config.json`; built from the metadata of a GGUF file."""
     tensors: Tensors
-    files: tuple[GgufFile, ...] | tuple[SafetensorsFile, ...] = field(repr=False)
+    files: "tuple[GgufFile, ...] | tuple[SafetensorsFile, ...] | tuple[MappedFile, ...]" = field(repr=False)
+    """Mapped files only, not parsed, if a kept plan said what is in them."""
     generation_config: dict[str, Any]
     """In the form of `generation_config.json`; empty if there is none."""
-    metadata: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    metadata: "Mapping[str, Value]" = field(default_factory=lambda: MappingProxyType({}), repr=False)
     """A GGUF file's raw metadata; empty for safetensors."""
     norm_weights_include_one: bool = False
     """True if the stored weights of all norms already are Gemma's 1 + w."""
+    known_digest: str | None = field(default=None, repr=False)
+    """What `digest` returns, if somebody has computed it from these very files."""
 
     @property
-    def tokenizer_source(self) -> Path | GgufFile:
+    def tokenizer_source(self) -> "Path | GgufFile | MappedFile":
         """Where the tokenizer is: the folder, or the open GGUF file."""
-        first = self.files[0]
-        return first if isinstance(first, GgufFile) else self.path
+        return self.path if self.kind == "safetensors" else self.files[0]  # type: ignore[return-value]
 
     def release_pages(self, tensor: Tensor) -> None:
         """Let go of what is resident of a tensor's bytes: what was packed from them does not count twice."""
@@ -158,22 +164,48 @@ class Checkpoint:
         It tells apart checkpoints, quantizations, fine-tunes and truncations. It does not notice a change inside a
         large tensor alone; `full_digest` does.
         """
-        return self._hash(_SAMPLE_BYTES)
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return self.known_digest or self._hash(_SAMPLE_BYTES)
 
     def full_digest(self) -> str:
         """Identify the weights by every byte; otherwise as `digest`, and never equal to it.
 
         Cost: reads all files, about 1 GB/s.
         """
+        if self.known_digest is not None:
+            with open_checkpoint(self.path) as whole:
+                return whole.full_digest()
         return self._hash(None)
 
+    def digest_recipe(self) -> tuple[bytes, int, list[tuple[int, int]]]:
+        """Return what `digest` is made of, of one parsed GGUF file: bytes, then how much of the file's beginning, then
+        pieces of it (start, length).
+        """
+        (file,) = self.files
+        assert not isinstance(file, MappedFile)
+        before = self._digest_beginning(_SAMPLE_BYTES) + _file_beginning(file)
+        pieces: list[tuple[int, int]] = []
+        for tensor in file.tensors.values():
+            if tensor.nbytes <= 2 * _SAMPLE_BYTES:
+                pieces.append((tensor.start, tensor.nbytes))
+            else:
+                pieces.append((tensor.start, _SAMPLE_BYTES))
+                pieces.append((tensor.start + tensor.nbytes - _SAMPLE_BYTES, _SAMPLE_BYTES))
+        return before, len(file.header()), pieces
+
+    def _digest_beginning(self, sample_bytes: int | None) -> bytes:
+        text = json.dumps(self.config, sort_keys=True)
+        return f"tiercel checkpoint 1 {self.kind} {sample_bytes}\n{text}".encode()
+
     def _hash(self, sample_bytes: int | None) -> str:
-        sha = hashlib.sha256(f"tiercel checkpoint 1 {self.kind} {sample_bytes}\n".encode())
-        sha.update(json.dumps(self.config, sort_keys=True).encode())
+        sha = hashlib.sha256(self._digest_beginning(sample_bytes))
         for file in self.files:
-            header = file.header()
-            sha.update(f"\n{file.size} {len(header)} {len(file.tensors)}\n".encode())
-            sha.update(header.data)
+            assert not isinstance(file, MappedFile)
+            sha.update(_file_beginning(file))
+            sha.update(file.header().data)
             for data in file.all_data():
                 if sample_bytes is None or len(data) <= 2 * sample_bytes:
                     sha.update(data.data)
@@ -181,6 +213,32 @@ class Checkpoint:
                     sha.update(data[:sample_bytes].data)
                     sha.update(data[-sample_bytes:].data)
         return sha.hexdigest()
+
+
+def _file_beginning(file: "GgufFile | SafetensorsFile") -> bytes:
+    return f"\n{file.size} {len(file.header())} {len(file.tensors)}\n".encode()
+
+
+class LateMetadata(Mapping[str, "Value"]):
+    """A GGUF file's metadata, read when it is first asked for. Owns the file from then on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @cached_property
+    def _found(self) -> "Mapping[str, Value]":
+        from tiercel.loaders.gguf_file import GgufFile
+
+        return GgufFile(self._path).metadata
+
+    def __getitem__(self, key: str) -> "Value":
+        return self._found[key]
+
+    def __iter__(self) -> "Iterator[str]":
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -240,6 +298,9 @@ def _part(name: str) -> int | None:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
+    from tiercel.loaders.gguf_map import map_model
+    from tiercel.loaders.gguf_vocabulary import generation_config
+
     files = _open_parts(path)
     try:
         tensors: dict[str, GgufTensor] = {}
@@ -276,8 +337,11 @@ def _open_gguf(path: Path) -> Checkpoint:
     )
 
 
-def _open_parts(path: Path) -> tuple[GgufFile, ...]:
+def _open_parts(path: Path) -> "tuple[GgufFile, ...]":
     """Open a GGUF model's only file, or all of its parts in order."""
+    from tiercel.loaders.gguf_fields import scalar
+    from tiercel.loaders.gguf_file import GgufFile
+
     first = GgufFile(path)
     files = [first]
     try:
@@ -304,7 +368,9 @@ def _open_parts(path: Path) -> tuple[GgufFile, ...]:
     return tuple(files)
 
 
-def _check_tensor_count(metadata: Mapping[str, Value], n_tensors: int, path: Path) -> None:
+def _check_tensor_count(metadata: "Mapping[str, Value]", n_tensors: int, path: Path) -> None:
+    from tiercel.loaders.gguf_fields import scalar
+
     claimed = scalar(metadata, "split.tensors.count", n_tensors, str(path))
     if claimed != n_tensors:
         raise ModelFileError(
@@ -313,6 +379,8 @@ def _check_tensor_count(metadata: Mapping[str, Value], n_tensors: int, path: Pat
 
 
 def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
+    from tiercel.loaders.safetensors_file import SafetensorsFile
+
     config = read_json_object(folder / "config.json")
     generation = folder / "generation_config.json"
     placed = _index(folder, names)
@@ -340,7 +408,7 @@ def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
 
 
 def _add_tensors(
-    file: SafetensorsFile, wanted: set[str] | None, known: dict[str, Tensor], unsupported: dict[str, str]
+    file: "SafetensorsFile", wanted: set[str] | None, known: dict[str, Tensor], unsupported: dict[str, str]
 ) -> None:
     """Add the wanted tensors of a file, or all."""
     for name in file.tensors if wanted is None else sorted(wanted):

@@ -24,14 +24,21 @@ JSON_LIMIT_BYTES = 64 << 20
 class MappedFile:
     """One regular file as read-only memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, map_: mmap.mmap | None = None) -> None:
+        """Map the file at `path`, or take over a read-only map of all of it."""
         self.path = path
+        self.map = self._mapped(path) if map_ is None else map_
+        self.size = len(self.map)
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
+
+    @staticmethod
+    def _mapped(path: Path) -> mmap.mmap:
         try:
             # Before opening: opening a named pipe waits for a writer.
             if not stat.S_ISREG(path.stat().st_mode):
                 raise ModelFileError(f"{path}: not a regular file; a model file is needed")
             with path.open("rb") as file:
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise ModelNotFound(f"{path}: no such file; check the path") from error
         except OSError as error:
@@ -40,8 +47,6 @@ class MappedFile:
             raise
         except ValueError as error:
             raise ModelFileError(f"{path}: the file is empty; fetch it again") from error
-        self.size = len(self.map)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
 
     def release_pages(self, data: npt.NDArray[np.uint8]) -> None:
         """Let go of what is resident of the map under `data`, a view of it; a later read takes it from the file again.

@@ -2,47 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
-from tiercel.ops.program import KvLayer, Program, Value
+import msgspec
+
+from tiercel.models.info import ModelInfo
+from tiercel.ops.program import Program, Value
 from tiercel.ops.recorder import ComputeDtype, Recorder
 from tiercel.quant.formats import Format
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What start-up sizing, the scheduler and the user may know about a model."""
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    max_len_tokens: int
-    n_parameters: int
-    kv_layers: tuple[KvLayer, ...]
-
-    @property
-    def n_layers(self) -> int:
-        """Layers that keep keys and values."""
-        return len(self.kv_layers)
-
-    @property
-    def n_kv_heads(self) -> int:
-        """Key/value heads of a layer; all layers have the same number."""
-        return self.kv_layers[0].n_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head; the same in all layers."""
-        return self.kv_layers[0].head_dim
-
-    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
-        """Bytes that one token leaves in the pool, for elements of `value_bytes` (2: float16, 4: float32)."""
-        return sum(2 * layer.n_kv_heads * layer.head_dim * value_bytes for layer in self.kv_layers)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordOptions:
+class RecordOptions(msgspec.Struct, frozen=True):
     """What a forward pass is recorded for. `max_len_tokens` fixes rotary tables that depend on the length."""
 
     max_len_tokens: int

@@ -1,7 +1,8 @@
 """The three dimensions of a program that are free until a step is run, and the bounds that pin them for planning."""
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from tiercel.base.errors import ShapeError
 
@@ -14,8 +15,7 @@ class Dim(enum.StrEnum):
     ROWS = "R"
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """Values for the free dimensions: the largest ones to plan buffers for, or one step's to count its cost.
 
     `context_tokens` is the mean number of keys that a query sees; only costs read it.

@@ -5,7 +5,7 @@ its up-projection share one buffer; rounding to int8 is its own op; a residual s
 then makes it fast. A program that cannot be said this way is refused with the op at fault.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from tiercel.base.errors import UnsupportedModel
 from tiercel.ops import lowered as low
@@ -24,16 +24,14 @@ def lower(program: Program) -> Lowered:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
+class _Columns(msgspec.Struct, frozen=True):
     """Where a value lies: columns `col` .. of a buffer."""
 
     buffer: Buffer
     col: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(msgspec.Struct, frozen=True):
     """How one of q, k, v is made: a linear, then perhaps a norm of each head, then perhaps a rotation."""
 
     source: Value

@@ -25,9 +25,10 @@ weights only and one on F32 may have any; Q8 is read by LinearGroup only. A `Wei
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import ClassVar
+
+import msgspec
 
 from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
@@ -44,8 +45,7 @@ class BufferKind(enum.StrEnum):
     Q8 = "q8"
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(msgspec.Struct, frozen=True):
     """A matrix that ops read and write. Ids are unique in a program."""
 
     id: int
@@ -66,8 +66,7 @@ class Buffer:
         return f"{self.kind}[{self.rows},{self.width}]"
 
 
-@dataclass(frozen=True, slots=True)
-class RopeTable:
+class RopeTable(msgspec.Struct, frozen=True, tag="rope_table"):
     """See the module's list."""
 
     kind: ClassVar[str] = "rope_table"
@@ -76,8 +75,7 @@ class RopeTable:
     y: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Embed:
+class Embed(msgspec.Struct, frozen=True, tag="embed"):
     """See the module's list."""
 
     kind: ClassVar[str] = "embed"
@@ -86,8 +84,7 @@ class Embed:
     y: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(msgspec.Struct, frozen=True, tag="norm"):
     """See the module's list."""
 
     kind: ClassVar[str] = "norm"
@@ -98,8 +95,7 @@ class Norm:
     residual: Buffer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Quantize:
+class Quantize(msgspec.Struct, frozen=True, tag="quantize"):
     """See the module's list."""
 
     kind: ClassVar[str] = "quantize"
@@ -107,8 +103,7 @@ class Quantize:
     y: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class LinearPart:
+class LinearPart(msgspec.Struct, frozen=True):
     """One product of a group; it fills columns y_col .. y_col + N of the group's y."""
 
     w: Weight
@@ -119,8 +114,7 @@ class LinearPart:
         return f"[{self.y_col}] {self.w}" + (f"+{self.bias}" if self.bias else "")
 
 
-@dataclass(frozen=True, slots=True)
-class LinearGroup:
+class LinearGroup(msgspec.Struct, frozen=True, tag="linear_group"):
     """See the module's list."""
 
     kind: ClassVar[str] = "linear_group"
@@ -130,8 +124,7 @@ class LinearGroup:
     residual: Buffer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RopeKv:
+class RopeKv(msgspec.Struct, frozen=True, tag="rope_kv"):
     """See the module's list."""
 
     kind: ClassVar[str] = "rope_kv"
@@ -146,8 +139,7 @@ class RopeKv:
     layer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True, tag="attention"):
     """See the module's list."""
 
     kind: ClassVar[str] = "attention"
@@ -162,8 +154,7 @@ class Attention:
     layer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gated:
+class Gated(msgspec.Struct, frozen=True, tag="gated"):
     """See the module's list."""
 
     kind: ClassVar[str] = "gated"
@@ -173,8 +164,7 @@ class Gated:
     y: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class SelectRows:
+class SelectRows(msgspec.Struct, frozen=True, tag="select_rows"):
     """See the module's list."""
 
     kind: ClassVar[str] = "select_rows"
@@ -182,8 +172,7 @@ class SelectRows:
     y: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Softcap:
+class Softcap(msgspec.Struct, frozen=True, tag="softcap"):
     """See the module's list."""
 
     kind: ClassVar[str] = "softcap"
@@ -191,8 +180,7 @@ class Softcap:
     cap: float
 
 
-@dataclass(frozen=True, slots=True)
-class Add:
+class Add(msgspec.Struct, frozen=True, tag="add"):
     """See the module's list."""
 
     kind: ClassVar[str] = "add"
@@ -238,11 +226,10 @@ def weights_of(op: NativeOp) -> tuple[Weight, ...]:
     """Return the weights that an op reads."""
     if isinstance(op, LinearGroup):
         return tuple(w for part in op.parts for w in (part.w, part.bias) if w is not None)
-    return tuple(v for f in fields(op) if isinstance(v := getattr(op, f.name), Weight))
+    return tuple(v for name in op.__struct_fields__ if isinstance(v := getattr(op, name), Weight))
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
+class Lowered(msgspec.Struct, frozen=True):
     """A program of native ops. `output` is the logits, F32 [R, V]."""
 
     name: str
@@ -369,16 +356,16 @@ def _alike(a: Buffer, b: Buffer) -> bool:
 def _line(op: NativeOp) -> str:
     y = writes(op)
     parts = [op.kind]
-    for f in fields(op):
-        value = getattr(op, f.name)
-        if value is None or (isinstance(value, Buffer) and value == y and f.name not in ("residual", "qkv", "x")):
+    for name in op.__struct_fields__:
+        value = getattr(op, name)
+        if value is None or (isinstance(value, Buffer) and value == y and name not in ("residual", "qkv", "x")):
             continue
-        if f.name == "parts":
+        if name == "parts":
             parts += [str(part) for part in value]
-        elif isinstance(value, Buffer | Constant) and f.name in ("x", "q", "qkv", "inv_freq"):
+        elif isinstance(value, Buffer | Constant) and name in ("x", "q", "qkv", "inv_freq"):
             parts.append(str(value))
         else:
-            parts.append(f"{f.name}={attr_text(value) if isinstance(value, float) else value}")
+            parts.append(f"{name}={attr_text(value) if isinstance(value, float) else value}")
     return f"{y} = {' '.join(parts)} : {y.type_text}"
 
 

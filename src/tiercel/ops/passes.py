@@ -10,8 +10,10 @@ A pass is a function Lowered -> Lowered and is pure. `ops.place` lays out the bu
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tiercel.ops.lower import lower
 from tiercel.ops.lowered import (
@@ -31,8 +33,7 @@ from tiercel.ops.program import Program
 Pass = Callable[[Lowered], Lowered]
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
+class Passes(Struct, frozen=True):
     """Which passes run. All do by default: each is there because it is faster and changes no result."""
 
     share_quantize: bool = True
@@ -43,7 +44,7 @@ class Passes:
     @classmethod
     def none(cls) -> "Passes":
         """Return the choice of no pass."""
-        return cls(**dict.fromkeys((f.name for f in fields(cls)), False))
+        return cls(**dict.fromkeys(cls.__struct_fields__, False))
 
 
 def lower_and_fuse(program: Program, passes: Passes | None = None) -> Lowered:
@@ -143,7 +144,7 @@ def renumbered(program: Lowered) -> Lowered:
     new = {buffer: replace(buffer, id=i) for i, buffer in enumerate(program.buffers())}
     out: list[NativeOp] = []
     for op in program.ops:
-        found = ((f.name, getattr(op, f.name)) for f in fields(op))
+        found = ((name, getattr(op, name)) for name in op.__struct_fields__)
         changes: dict[str, Any] = {name: new[value] for name, value in found if isinstance(value, Buffer)}
         out.append(replace(op, **changes))
     return replace(program, ops=tuple(out), output=new[program.output])

@@ -5,7 +5,8 @@ do.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from tiercel.base.errors import ShapeError
 from tiercel.ops.dims import Bounds
@@ -16,8 +17,7 @@ ALIGN_BYTES = 64
 """Buffers begin on a cache line; also the widest vector's alignment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A buffer's bytes: rows `stride_bytes` apart from `offset_bytes` on, `n_rows` at most."""
 
     offset_bytes: int
@@ -35,8 +35,7 @@ class Place:
         return self.offset_bytes + self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The places of a program's buffers, by buffer id, and the arena that holds them."""
 
     bounds: Bounds

@@ -7,8 +7,9 @@ The text is stable (golden tests compare it): one line an op, `%n = op %inputs a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 from tiercel.base.errors import ShapeError
 from tiercel.ops.dims import Dim
@@ -17,8 +18,7 @@ from tiercel.quant.formats import Format
 Attr = int | float | str
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(msgspec.Struct, frozen=True):
     """A tensor of the checkpoint, by its canonical name. With `plus_one`, what is used is the stored value plus one."""
 
     name: str
@@ -44,8 +44,7 @@ class Weight:
         return f"{self.name}{'+1' if self.plus_one else ''}({self.format}[{extents}])"
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(msgspec.Struct, frozen=True):
     """A vector that the config gives, not the checkpoint. Each value is exactly a float32."""
 
     name: str
@@ -55,8 +54,7 @@ class Constant:
         return f"{self.name}(f32[{len(self.values)}])"
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(msgspec.Struct, frozen=True):
     """A float32 matrix that one op writes; `rows` is its free dimension. A model's forward passes these around."""
 
     id: int
@@ -72,16 +70,15 @@ class Value:
         return f"f32[{self.rows},{self.width}]"
 
 
-@dataclass(frozen=True, slots=True)
-class OpCall:
+class OpCall(msgspec.Struct, frozen=True):
     """One op of the vocabulary, applied. What inputs, weights and attributes mean is the op's (`ops.vocabulary`)."""
 
     op: str
     inputs: tuple[Value, ...]
     output: Value
-    weights: Mapping[str, Weight] = field(default_factory=lambda: MappingProxyType({}))
+    weights: Mapping[str, Weight] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     constants: tuple[Constant, ...] = ()
-    attrs: Mapping[str, Attr] = field(default_factory=lambda: MappingProxyType({}))
+    attrs: Mapping[str, Attr] = msgspec.field(default_factory=lambda: MappingProxyType({}))
 
     def integer(self, name: str) -> int:
         """Return an attribute that is an int."""
@@ -108,8 +105,7 @@ class OpCall:
         return f"{self.output} = {' '.join(parts)} : {self.output.type_text}"
 
 
-@dataclass(frozen=True, slots=True)
-class KvLayer:
+class KvLayer(msgspec.Struct, frozen=True):
     """One layer's keys and values: what a token leaves behind. `window` 0 keeps every token; W needs the last W."""
 
     index: int
@@ -122,8 +118,7 @@ class KvLayer:
         return f"kv {self.index}: K={self.n_kv_heads} D={self.head_dim}{kept}"
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """A recorded step. `output` is the logits, [R, V]."""
 
     name: str

@@ -7,11 +7,11 @@ quantised and the compute dtype allows it, else float32. It knows no model.
 
 import enum
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tiercel.base.errors import ModelFileError
 from tiercel.ops.dims import Dim

@@ -5,9 +5,10 @@ rule stands. `reference` is the definition (`ops.reference`). Read next: `ops.re
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
@@ -19,8 +20,7 @@ from tiercel.ops.program import OpCall
 Shape = tuple[Dim, int]
 
 
-@dataclass(frozen=True, slots=True)
-class OpSpec:
+class OpSpec(msgspec.Struct, frozen=True):
     """One op of the vocabulary. `infer` reads a call whose output is not known yet, and raises ShapeError."""
 
     name: str

@@ -4,13 +4,11 @@ A sequence lives in a **slot**: a row of the token table and of the page table, 
 the arrays; the engine says what happens to a slot through `runner.interface.Runner`.
 """
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One forward pass: which tokens of which slots are computed, and which rows need logits.
 
     Sequence s computes the tokens at positions `seq_start[s] .. seq_start[s] + seq_tokens[s]` of slot `seq_slot[s]`.
@@ -38,8 +36,7 @@ class StepPlan:
         return int(self.seq_tokens.sum())
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """The rows that needed logits, in plan order (sequence by sequence, position by position).
 
     Shapes:
@@ -63,8 +60,7 @@ class StepResult:
     compute_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerLimits:
+class RunnerLimits(msgspec.Struct, frozen=True):
     """What one runner can hold; all of it comes from the capacity formula in `runner.capacity`."""
 
     n_slots: int

@@ -2,7 +2,7 @@
 all read its result, so that what is admitted always fits what was allocated.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from tiercel.base.errors import ConfigError, OutOfPages
 
@@ -12,8 +12,7 @@ _POOL_FRAC = 0.25
 _POOL_FRAC_MAX = 0.5  # for the one sequence that must fit
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(msgspec.Struct, frozen=True):
     """What the page pool holds."""
 
     page_size_tokens: int

@@ -5,8 +5,8 @@ step is one call that holds no Python. `explain` says which kernel and format ea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tiercel import _native
@@ -25,8 +25,7 @@ from tiercel.sampling.native import native_params
 _HEAD_COLUMNS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class NativeSettings:
+class NativeSettings(msgspec.Struct, frozen=True):
     """What a native runner needs to know beside its program."""
 
     max_step_tokens: int
@@ -56,15 +55,25 @@ class NativeRunner:
     """Slots, pages and the recorded program on the C++ core. Owned by the engine core; one calling thread."""
 
     def __init__(
-        self, program: ops.Lowered, weights: PackedWeightStore, capacity: Capacity, settings: NativeSettings
+        self,
+        program: ops.Lowered,
+        weights: PackedWeightStore,
+        capacity: Capacity,
+        settings: NativeSettings,
+        placement: Placement | None = None,
     ) -> None:
+        """Pack what is not packed and hand the program to the core. `placement` must be of this program; one that is of
+        other bounds is not used.
+        """
         _check_heads(program)
         self.program = program
         self.capacity = capacity
         self.level = settings.level or chosen_level()
         self._settings = settings
         bounds = Bounds(settings.max_step_tokens, capacity.max_num_seqs, settings.max_logits_rows)
-        self.placement = place(program, bounds, _native.quant_row_bytes)
+        if placement is None or placement.bounds != bounds:
+            placement = place(program, bounds, _native.quant_row_bytes)
+        self.placement = placement
         recording = _native.Program(self.level, settings.n_threads)
         weights.pack_all(matrices_of(program))
         _Lowering(recording, self.placement, weights).run(program)

@@ -4,9 +4,10 @@ Each matrix is packed once, whoever uses it: a tied embedding serves the look-up
 models.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from queue import Empty, SimpleQueue
 from threading import Thread
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,16 @@ from tiercel.quant.formats import Format
 from tiercel.quant.quantize import quantize
 
 # The order of enum class Format in kernels.hpp.
-_FORMAT_CODES = {name: code for code, name in enumerate(Format)}
+FORMAT_CODES = {name: code for code, name in enumerate(Format)}
 # Rows quantised at a time: bounds the float32 copy to some tens of MB at a 16k-wide matrix.
 _QUANTIZE_ROWS = 512
 
 
 class PackedWeightStore:
-    """Packs weights. `release` is told each tensor whose file bytes are not needed any more: they would count twice.
+    """Packs weights; `packed` are those that somebody has packed already.
+
+    With `releases`, tensors are views of a file's map, whose pages are given back once they are packed: they would
+    count twice.
 
     Owner: who builds a runner. `pack_all` uses threads of its own; everything else is for one thread.
     """
@@ -36,14 +40,15 @@ class PackedWeightStore:
         *,
         expand_to_f32: bool,
         n_threads: int,
-        release: Callable[[Tensor], None],
+        releases: bool = False,
+        packed: Mapping[str, _native.PackedMatrix] = MappingProxyType({}),
     ) -> None:
         self._tensors = tensors
         self._expand = expand_to_f32
         self._n_threads = n_threads
-        self._release = release
+        self._releases = releases
         self._arena = _native.PackedArena()
-        self._packed: dict[str, _native.PackedMatrix] = {}
+        self._packed = dict(packed)
 
     @property
     def nbytes(self) -> int:
@@ -53,42 +58,23 @@ class PackedWeightStore:
     def matrix(self, weight: Weight) -> _native.PackedMatrix:
         """Return the weight as tiles, packing it on first use; a format other than the file's means quantise it now."""
         if weight.name not in self._packed:
-            self._packed[weight.name] = self._pack(weight, self._n_threads)
+            self.pack_all([weight])
         return self._packed[weight.name]
 
     def pack_all(self, weights: Iterable[Weight]) -> None:
-        """Pack many matrices, several at a time: one thread a matrix, all of them for one that is a large part of all.
+        """Pack those of the matrices that are not yet packed, on all threads, the largest first.
 
         Raises: the first error of any matrix.
         """
-        todo = sorted({w.name: w for w in weights}.values(), key=lambda w: w.nbytes, reverse=True)
-        share = sum(w.nbytes for w in todo) / self._n_threads
-        waiting: SimpleQueue[Weight] = SimpleQueue()
-        for weight in todo:
-            if weight.nbytes > share:
-                self.matrix(weight)
-            else:
-                waiting.put(weight)
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                while not errors:
-                    weight = waiting.get_nowait()
-                    self._packed[weight.name] = self._pack(weight, 1)
-            except Empty:
-                return
-            except BaseException as error:  # noqa: BLE001 a thread's boundary: raised again below
-                errors.append(error)
-
-        threads = [Thread(target=work, name="tiercel-pack") for _ in range(self._n_threads - 1)]
-        for thread in threads:
-            thread.start()
-        work()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        todo = {w.name: w for w in weights if w.name not in self._packed}
+        ready: list[Weight] = []
+        unlike: list[Weight] = []
+        for weight in sorted(todo.values(), key=lambda w: w.nbytes, reverse=True):
+            (ready if self._tensors[weight.name].format == weight.format else unlike).append(weight)
+        jobs = [self._job(weight) for weight in ready]
+        packing = _native.Packing(jobs, self._arena, self._n_threads - 1, self._releases)
+        self._packed.update(zip((w.name for w in ready), packing.join(), strict=True))
+        self._quantize_all(unlike)
 
     def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
         """Return a norm weight or bias as float32, plus one if the program asks for it. Refuses NaN and infinity."""
@@ -97,27 +83,53 @@ class PackedWeightStore:
             raise ModelFileError(f"tensor {weight.name}: holds NaN or infinity; fetch the model again")
         return np.ascontiguousarray(values + np.float32(1) if weight.plus_one else values)
 
-    def _pack(self, weight: Weight, n_threads: int) -> _native.PackedMatrix:
+    def _job(self, weight: Weight) -> tuple[int, npt.NDArray[np.uint8], int, npt.NDArray[np.int32] | None, bool]:
         tensor = self._tensors[weight.name]
         n, k = weight.shape
-        order = None
-        if tensor.format == weight.format:
-            rows = tensor.data.reshape(n, tensor.format.nbytes(k))
-            if tensor.row_permutation is not None:
-                order = np.ascontiguousarray(tensor.row_permutation, dtype=np.int32)
-        else:
-            rows = self._quantized(tensor, weight)
-        packed = _native.PackedMatrix(
-            format=_FORMAT_CODES[weight.format],
-            rows=rows,
-            row_order=order,
-            k=k,
-            expand_to_f32=self._expand and weight.format.is_quantized,
-            n_threads=n_threads,
+        rows = tensor.data.reshape(n, tensor.format.nbytes(k))
+        order = tensor.row_permutation
+        if order is not None:
+            order = np.ascontiguousarray(order, dtype=np.int32)
+        return FORMAT_CODES[weight.format], rows, k, order, self._is_expanded(weight)
+
+    def _is_expanded(self, weight: Weight) -> bool:
+        return self._expand and weight.format.is_quantized
+
+    def _quantize_all(self, weights: list[Weight]) -> None:
+        """Quantise and pack, several at a time: one thread a matrix."""
+        waiting: SimpleQueue[Weight] = SimpleQueue()
+        for weight in weights:
+            waiting.put(weight)
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not errors:
+                    weight = waiting.get_nowait()
+                    self._packed[weight.name] = self._quantize(weight)
+            except Empty:
+                return
+            except BaseException as error:  # noqa: BLE001 a thread's boundary: raised again below
+                errors.append(error)
+
+        n_others = min(self._n_threads, len(weights)) - 1
+        threads = [Thread(target=work, name="tiercel-pack") for _ in range(n_others)]
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _quantize(self, weight: Weight) -> _native.PackedMatrix:
+        return _native.PackedMatrix(
+            format=FORMAT_CODES[weight.format],
+            rows=self._quantized(self._tensors[weight.name], weight),
+            k=weight.shape[1],
+            expand_to_f32=self._is_expanded(weight),
             arena=self._arena,
         )
-        self._release(tensor)
-        return packed
 
     def _quantized(self, tensor: Tensor, weight: Weight) -> npt.NDArray[np.uint8]:
         n, k = weight.shape

@@ -58,9 +58,7 @@ def sized_runner(
     passes: Passes | None = None,
 ) -> NativeRunner:
     """Build a runner with a pool of any size."""
-    store = PackedWeightStore(
-        tensors, expand_to_f32=expand_to_f32, n_threads=settings.n_threads, release=lambda _: None
-    )
+    store = PackedWeightStore(tensors, expand_to_f32=expand_to_f32, n_threads=settings.n_threads)
     return NativeRunner(lower_and_fuse(program, passes), store, capacity, settings)
 
 

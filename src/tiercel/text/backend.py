@@ -6,8 +6,9 @@ It knows neither files nor requests.
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tiercel.base.errors import ModelFileError, TiercelError
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(msgspec.Struct, frozen=True):
     """Facts about a vocabulary beside its tokens."""
 
     bos_id: int | None = None
@@ -25,15 +25,15 @@ class Traits:
     add_bos: bool = False
     add_eos: bool = False
     chat_template: str | None = None
-    chat_templates: Mapping[str, str] = field(default_factory=dict)
-    raw_bytes: Mapping[int, bytes] = field(default_factory=dict)
+    chat_templates: Mapping[str, str] = msgspec.field(default_factory=dict)
+    raw_bytes: Mapping[int, bytes] = msgspec.field(default_factory=dict)
     """The bytes of tokens whose text in the library is only a stand-in."""
     n_chars_max: int | None = None
     """Characters of the longest token, if somebody counted."""
 
     def to_plain(self) -> dict[str, Any]:
         """Give the facts as values that JSON can hold."""
-        plain = asdict(self)
+        plain = msgspec.structs.asdict(self)
         plain["eos_ids"] = list(self.eos_ids)
         plain["raw_bytes"] = {str(i): b.hex() for i, b in self.raw_bytes.items()}
         return plain

@@ -9,16 +9,16 @@ added token's text is its own even when its letters are in the byte-level alphab
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
+
+import msgspec
 
 _SPACE: Final = "\u2581"
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-@dataclass(frozen=True, slots=True)
-class ByteDecoding:
+class ByteDecoding(msgspec.Struct, frozen=True):
     """How tokens become bytes."""
 
     bytes_of: Callable[[str], bytes]

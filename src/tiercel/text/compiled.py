@@ -37,8 +37,8 @@ class _Compiled(msgspec.Struct):
     added: list[dict[str, Any]] = []
 
 
-def cached(build: Callable[[], Tokenizer], cache_dir: Path, digest: str) -> Tokenizer:
-    """Load the tokenizer compiled from the source of this digest, or build it and store it.
+def cached(build: Callable[[], Tokenizer | None], cache_dir: Path, digest: str) -> Tokenizer | None:
+    """Load the tokenizer compiled from the source of this digest, or build it and store it, if there is one.
 
     The cache only saves time: one that cannot be written is done without.
 
@@ -52,6 +52,8 @@ def cached(build: Callable[[], Tokenizer], cache_dir: Path, digest: str) -> Toke
         return _unpack(path.read_bytes(), digest)
     except (OSError, ModelFileError):
         tokenizer = build()
+    if tokenizer is None:
+        return None
     with contextlib.suppress(OSError):
         _store(path, _pack(tokenizer, digest))
     return tokenizer

@@ -1,0 +1,35 @@
+"""What start-up sizing, the scheduler and the user may know about a model. Knows no config and no forward pass."""
+
+import msgspec
+
+from tiercel.ops.program import KvLayer
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What start-up sizing, the scheduler and the user may know about a model."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    max_len_tokens: int
+    n_parameters: int
+    kv_layers: tuple[KvLayer, ...]
+
+    @property
+    def n_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return len(self.kv_layers)
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key/value heads of a layer; all layers have the same number."""
+        return self.kv_layers[0].n_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head; the same in all layers."""
+        return self.kv_layers[0].head_dim
+
+    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
+        """Bytes that one token leaves in the pool, for elements of `value_bytes` (2: float16, 4: float32)."""
+        return sum(2 * layer.n_kv_heads * layer.head_dim * value_bytes for layer in self.kv_layers)

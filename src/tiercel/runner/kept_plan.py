@@ -1,0 +1,100 @@
+"""What a plan is, once it is decided, in a form that can be kept: see `ready`, which packs by the first half of it.
+
+Knows how a kept plan is taken from a checkpoint that was read, and how a checkpoint is made of it without reading.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tiercel.loaders.checkpoint import Checkpoint, LateMetadata, Tensor, Tensors
+from tiercel.loaders.mapped_file import MappedFile
+from tiercel.models.info import ModelInfo
+from tiercel.ops.lowered import Lowered
+from tiercel.ops.place import Placement
+from tiercel.ops.program import Weight
+from tiercel.quant.formats import Format
+from tiercel.runner.ready import Begun, Kept, KeptTensor, Recipe, matrices
+from tiercel.runner.weights import FORMAT_CODES
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """The second half of a kept plan: all but the tensors."""
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    norm_weights_include_one: bool
+    info: ModelInfo
+    program: Lowered
+    placement: Placement
+    max_len_tokens: int
+    identity: str
+
+
+def decided(begun: Begun) -> Decided:
+    """Read the second half.
+
+    Raises: msgspec.MsgspecError: it is none.
+    """
+    return msgspec.msgpack.decode(begun.kept.later, type=Decided)
+
+
+def checkpoint_of(begun: Begun, plan: Decided, path: Path) -> Checkpoint:
+    """Make the checkpoint that the kept plan was made of; its file is not parsed. Ask `begun.is_same` before."""
+    file = MappedFile(path, begun.map)
+    known = {
+        kept.name: Tensor(
+            kept.name,
+            kept.shape,
+            Format(kept.format),
+            file.bytes[kept.start : kept.start + kept.nbytes],
+            None if kept.row_order is None else np.frombuffer(kept.row_order, "<i4").astype(np.intp),
+        )
+        for kept in begun.kept.tensors
+    }
+    return Checkpoint(
+        path=path,
+        kind="gguf",
+        config=plan.config,
+        tensors=Tensors(known, {}, str(path)),
+        files=(file,),
+        generation_config=plan.generation_config,
+        metadata=LateMetadata(path),
+        norm_weights_include_one=plan.norm_weights_include_one,
+        known_digest=begun.kept.digest,
+    )
+
+
+def kept_of(
+    key: str, checkpoint: Checkpoint, plan: Decided, packed: list[Weight], *, expand_to_f32: bool
+) -> Kept | None:
+    """Return what is to be kept; None if this checkpoint is of a kind that is not: several files, or not GGUF."""
+    if checkpoint.kind != "gguf" or len(checkpoint.files) != 1:
+        return None
+    (file,) = checkpoint.files
+    if isinstance(file, MappedFile):
+        return None
+    before, head_bytes, pieces = checkpoint.digest_recipe()
+    tensors = []
+    # A checkpoint lists its tensors in the file's order, under other names.
+    for tensor, entry in zip(checkpoint.tensors.values(), file.tensors.values(), strict=True):
+        assert (tensor.shape, tensor.format, tensor.data.nbytes) == (entry.shape, entry.format, entry.nbytes)
+        order = tensor.row_permutation
+        row_order = None if order is None else np.ascontiguousarray(order, "<i4").tobytes()
+        tensors.append(KeptTensor(tensor.name, tensor.shape, str(tensor.format), entry.start, entry.nbytes, row_order))
+    jobs = {}
+    for weight in packed:
+        if checkpoint.tensors[weight.name].format is not weight.format:
+            return None
+        code, k = FORMAT_CODES[weight.format], weight.shape[1]
+        jobs[weight.name] = (code, weight.format.nbytes(k), k, expand_to_f32 and weight.format.is_quantized)
+    return Kept(
+        key=key,
+        digest=checkpoint.digest(),
+        recipe=Recipe(file.size, before, head_bytes, pieces),
+        tensors=tensors,
+        matrices=matrices(tensors, jobs),
+        later=msgspec.msgpack.encode(plan),
+    )
