@@ -438,13 +438,11 @@ def eos_ids(plan: Plan, tokenizer: "Tokenizer | None") -> frozenset[int]:
 
 
 def _load_text(plan: Plan) -> "tuple[Tokenizer | None, Conversations]":
-    """Load all that has to do with text, the first conversation's template included."""
+    """Load all that has to do with text. A chat template is compiled by who first needs it."""
     from tiercel.text.conversation import Conversations
 
     tokenizer = load_tokenizer(plan)
-    conversations = Conversations(tokenizer)
-    conversations.warm()
-    return tokenizer, conversations
+    return tokenizer, Conversations(tokenizer)
 
 
 def _in_thread(work: "Callable[[], _T]") -> "Future[_T]":

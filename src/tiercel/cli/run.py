@@ -1,7 +1,9 @@
 """`tiercel run`: answer one prompt, or chat, with a model in this process."""
 
+import contextlib
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tiercel.base.config import engine_options
@@ -21,6 +23,8 @@ from tiercel.hub.resolve import ResolvedModel, resolve
 
 # An answer ends where the model ends it, not after vLLM's 16 tokens. At temperature 1, the smallest models wander.
 _DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.7, "top_p": 0.95}
+
+_BLAS = "OPENBLAS_NUM_THREADS"
 
 # The seed of `run` is the answer's, and it has one request at a time.
 _SERVER_ONLY = frozenset({"seed", "skip_tokenizer_init", "max_logprobs", "max_waiting", "scheduling_policy"})
@@ -107,8 +111,24 @@ def open_engine(model: str, options: Mapping[str, Any]) -> TextEngine:
     """Load `model` into an engine of its own. Tests put a fake here."""
     from tiercel.llm.llm import LLM
 
-    engine: TextEngine = LLM(model, **options)
+    with _one_blas_thread():
+        engine: TextEngine = LLM(model, **options)
     return engine
+
+
+@contextlib.contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Have numpy, if it is imported now, start no threads for products of matrices: nothing here multiplies any, and
+    they would spin for 60 ms on the processors that pack the weights.
+    """
+    if _BLAS in os.environ or "numpy" in sys.modules:
+        yield
+        return
+    os.environ[_BLAS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_BLAS]
 
 
 def make_params(settings: Mapping[str, Any]) -> Any:

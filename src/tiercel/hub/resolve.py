@@ -37,8 +37,10 @@ def is_model_name(text: str, *, catalogue: Catalogue | None = None) -> bool:
     """
     if not text or "\n" in text:
         return False
+    if _existing_path(text) is not None or _REPOSITORY.fullmatch(text) is not None:
+        return True
     known = load_catalogue() if catalogue is None else catalogue
-    return _existing_path(text) is not None or known.find(text) is not None or _REPOSITORY.fullmatch(text) is not None
+    return known.find(text) is not None
 
 
 def resolve(
@@ -59,11 +61,11 @@ def resolve(
         ModelNotFound: `name` names nothing, or nothing that is here while `offline`.
         DownloadError: the model could not be fetched.
     """
-    known = load_catalogue() if catalogue is None else catalogue
     path = None if name is None else _existing_path(name)
     if path is not None:
         _refuse_revision(name, revision)
         return _local_model(path)
+    known = load_catalogue() if catalogue is None else catalogue
     entry = known.find(known.default if name is None else name)
     if entry is not None:
         _refuse_revision(entry.name, revision)

@@ -26,6 +26,7 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._engine = boot.build_engine(engine_options(model=model, **options), on_plan=boot.log_plan)
+        self._engine.conversations.warm()
         weakref.finalize(self, self._engine.close)  # as `LLM` does
         self._conversations = self._engine.conversations
         self.client = self._engine.client

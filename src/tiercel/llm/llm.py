@@ -4,19 +4,21 @@ import contextlib
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
 from tiercel import boot
 from tiercel.base.config import engine_options
 from tiercel.base.errors import ConfigError, RequestError, TiercelError
-from tiercel.engine.prompts import Prompt
-from tiercel.protocol.outputs import RequestOutput
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
-from tiercel.sampling.defaults import default_params
-from tiercel.text.conversation import Message
-from tiercel.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    # `boot` imports the engine while weights are packed; here it would come before.
+    from tiercel.engine.prompts import Prompt
+    from tiercel.protocol.outputs import RequestOutput
+    from tiercel.text.conversation import Message
+    from tiercel.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -47,7 +49,7 @@ class LLM:
         """Whether the model brings a chat template."""
         return self._conversations.has_template
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> "Tokenizer":
         """Return the tokenizer.
 
         Raises: ConfigError: the engine was started without one, or the checkpoint has none.
@@ -60,16 +62,18 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what a call without sampling parameters uses: vLLM's defaults with the model's own over them."""
+        from tiercel.sampling.defaults import default_params
+
         return default_params(self._engine.plan.checkpoint.generation_config)
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: "Prompt | Sequence[Prompt]",
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
-    ) -> list[RequestOutput]:
+    ) -> "list[RequestOutput]":
         """Complete prompts; the outputs come in the order of the prompts.
 
         A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`. `sampling_params` is one
@@ -83,7 +87,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: "Sequence[Message] | Sequence[Sequence[Message]]",
         sampling_params: Params = None,
         use_tqdm: bool = True,
         *,
@@ -92,7 +96,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[RequestOutput]:
+    ) -> "list[RequestOutput]":
         """Answer one conversation or several, each a list of `{"role": …, "content": …}`.
 
         Raises: as `generate`; RequestError also when there is no template or it refuses the messages.
@@ -110,7 +114,7 @@ class LLM:
         ]
         return self._run(prompts, sampling_params, use_tqdm=use_tqdm, priority=0)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
+    def stream(self, prompt: "Prompt", sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
         """Yield the text of one completion as it comes; closing the generator aborts it."""
         params = msgspec.structs.replace(
             sampling_params or self.get_default_sampling_params(), output_kind=RequestOutputKind.DELTA
@@ -124,7 +128,7 @@ class LLM:
                         yield part.text
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+        self, messages: "Sequence[Message]", sampling_params: SamplingParams | None = None
     ) -> Generator[str, None, None]:
         """Yield the answer to a conversation as it comes; closing the generator aborts it."""
         yield from self.stream(self._conversations.prompt(messages), sampling_params)
@@ -150,8 +154,8 @@ class LLM:
         self.close()
 
     def _run(
-        self, prompts: Sequence[Prompt], sampling_params: Params, *, use_tqdm: bool, priority: int | Sequence[int]
-    ) -> list[RequestOutput]:
+        self, prompts: "Sequence[Prompt]", sampling_params: Params, *, use_tqdm: bool, priority: int | Sequence[int]
+    ) -> "list[RequestOutput]":
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         _check_params(params, len(prompts))
         outputs: list[RequestOutput | None] = [None] * len(prompts)
@@ -182,7 +186,7 @@ def _check_params(given: SamplingParams | Sequence[SamplingParams], n_prompts: i
         )
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+def _as_list(prompts: "Prompt | Sequence[Prompt]") -> "Sequence[Prompt]":
     """Tell one prompt from several: text, a dict and a list of ids are one."""
     if isinstance(prompts, str | Mapping) or not hasattr(prompts, "__len__"):
         return [cast("Prompt", prompts)]
@@ -191,7 +195,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return cast("Sequence[Prompt]", prompts)
 
 
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
+def _as_conversations(messages: "Sequence[Message] | Sequence[Sequence[Message]]") -> "Sequence[Sequence[Message]]":
     """Tell one conversation from several: an empty one, or one that begins with a message, is one."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
@@ -215,6 +219,8 @@ def _with_progress(
         yield from results
         return
     from tqdm import tqdm
+
+    from tiercel.protocol.outputs import RequestOutput
 
     n_in = n_out = 0
     with contextlib.closing(tqdm(total=n, desc="Processed prompts", dynamic_ncols=True)) as bar:

@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import stat
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -181,6 +180,8 @@ class _Digesting:
 
 def save(place: Path, kept: Kept) -> None:
     """Keep a plan, whole or not at all; one that cannot be written is done without."""
+    import tempfile
+
     payload = msgspec.msgpack.encode(kept)
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ from tiercel.base.errors import ModelFileError
 from tiercel.loaders.checkpoint import Tensor
 from tiercel.ops.program import Weight
 from tiercel.quant.formats import Format
-from tiercel.quant.quantize import quantize
 
 # The order of enum class Format in kernels.hpp.
 FORMAT_CODES = {name: code for code, name in enumerate(Format)}
@@ -132,6 +131,8 @@ class PackedWeightStore:
         )
 
     def _quantized(self, tensor: Tensor, weight: Weight) -> npt.NDArray[np.uint8]:
+        from tiercel.quant.quantize import quantize
+
         n, k = weight.shape
         out = np.empty((n, weight.format.nbytes(k)), np.uint8)
         stored = tensor.rows()

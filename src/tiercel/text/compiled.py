@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +60,8 @@ def cached(build: Callable[[], Tokenizer | None], cache_dir: Path, digest: str) 
 
 def _store(path: Path, data: bytes) -> None:
     """Write the file whole or not at all: another process may read or write it now."""
+    import tempfile
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
     try:
