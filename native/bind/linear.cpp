@@ -1,5 +1,6 @@
 // Packed matrices for Python, and test doors to quantize, linear and embed. Production runs the kernels from a program, not from here.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -215,6 +216,28 @@ void run_quantize(const std::string& level, Floats2d x, nb::ndarray<int8_t, nb::
   for (int64_t row = 0; row < m; ++row) read_quant_row(memory.get() + row * stride, k, q.data() + row * k, scale.data() + row * (k / 32));
 }
 
+using Bytes1d = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::bytes gather(const Bytes1d& from, const std::vector<std::pair<int64_t, int64_t>>& ranges) {
+  int64_t n_bytes = 0;
+  for (const auto& [start, n] : ranges) {
+    if (start < 0 || n < 0 || n > static_cast<int64_t>(from.size()) - start)
+      refuse("gather: bytes %lld to %lld; there are %lld", number(start), number(start + n), number(static_cast<int64_t>(from.size())));
+    n_bytes += n;
+  }
+  nb::bytes found = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(n_bytes)));
+  if (!found.is_valid()) nb::raise_python_error();
+  char* to = PyBytes_AsString(found.ptr());
+  {
+    const nb::gil_scoped_release unlocked;
+    for (const auto& [start, n] : ranges) {
+      std::memcpy(to, from.data() + start, static_cast<size_t>(n));
+      to += n;
+    }
+  }
+  return found;
+}
+
 } // namespace
 
 void bind_linear(nb::module_& m) {
@@ -234,6 +257,8 @@ void bind_linear(nb::module_& m) {
            "jobs: (format, rows uint8 [n, row bytes], k, row_order int32 or None, expand_to_f32) each, taken in order. With `releases`, whole pages of "
            "rows that are packed are given back to the system: rows must then be a map of a file.")
       .def("join", &Packing::join, "Help until all is packed; return the matrices in the order of the jobs. Releases the GIL.");
+  m.def("gather", &gather, nb::arg("buffer").noconvert(), nb::arg("ranges"),
+        "The bytes of ranges (start, length), one after the other. Reads without the GIL.");
   m.def(
       "kernel_levels",
       [] {

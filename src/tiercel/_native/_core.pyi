@@ -4,6 +4,7 @@ What each call does stands in `native/include/tiercel/` and in the docstrings th
 is written to must have exactly the type named here; others are converted.
 """
 
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,6 +54,7 @@ class Packing:
     ) -> None: ...
     def join(self) -> list[PackedMatrix]: ...
 
+def gather(buffer: _Bytes | mmap.mmap, ranges: Sequence[tuple[int, int]]) -> bytes: ...
 def quant_row_bytes(k: int) -> int: ...
 
 class Program:

@@ -75,11 +75,10 @@ class Kept(msgspec.Struct, frozen=True):
 class Begun:
     """A start under way: the map, and threads that pack from it. Owner: one thread. Either `join` or drop it."""
 
-    def __init__(self, kept: Kept, map_: mmap.mmap, digest: "_Digesting", n_threads: int) -> None:
+    def __init__(self, kept: Kept, map_: mmap.mmap, n_threads: int) -> None:
         self.kept = kept
         self.map = map_
-        self.arena = _native.PackedArena()
-        self._digest = digest
+        self._arena = _native.PackedArena()
         view = memoryview(map_)
         jobs = []
         for matrix in kept.matrices:
@@ -88,7 +87,8 @@ class Begun:
             rows = view[tensor.start : tensor.start + tensor.nbytes].cast("B", (n_rows, matrix.row_bytes))
             order = None if tensor.row_order is None else memoryview(tensor.row_order).cast("i")
             jobs.append((matrix.format_code, rows, matrix.n_columns, order, matrix.is_expanded))
-        self._packing = _native.Packing(jobs, self.arena, n_threads - 1, True)
+        self._packing = _native.Packing(jobs, self._arena, n_threads - 1, True)
+        self._digest = _Digesting(map_, kept.recipe)
 
     def is_same(self) -> bool:
         """Whether the file is the one that the plan was made of. Waits for its digest."""
@@ -146,35 +146,31 @@ def begin(place: Path, key: str, path: Path, n_threads: int) -> Begun | None:
             if not stat.S_ISREG(found.st_mode) or found.st_size != kept.recipe.size_bytes:
                 return None
             map_ = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
-            digest = _Digesting(handle, kept.recipe)
         finally:
             os.close(handle)
-        return Begun(kept, map_, digest, n_threads)
+        return Begun(kept, map_, n_threads)
     return None
 
 
 class _Digesting:
-    """Computes a checkpoint's digest on a thread of its own: one call, without the interpreter's lock."""
+    """Computes a checkpoint's digest on a thread of its own: two calls, both without the interpreter's lock."""
 
-    def __init__(self, handle: int, recipe: Recipe) -> None:
-        ranges = [(0, recipe.head_bytes), *recipe.pieces]
-        self._text = bytearray(recipe.before) + bytearray(sum(n for _, n in ranges))
-        view = memoryview(self._text)
-        at = len(recipe.before)
-        for start, n_bytes in ranges:
-            if os.preadv(handle, [view[at : at + n_bytes]], start) != n_bytes:
-                raise ValueError("the file ends early")
-            at += n_bytes
-        self._found = ""
+    def __init__(self, map_: mmap.mmap, recipe: Recipe) -> None:
+        self._map, self._recipe = map_, recipe
+        self._found: str | None = None
         self._thread = threading.Thread(target=self._run, name="tiercel-digest", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self._found = hashlib.sha256(self._text).hexdigest()
+        # Ranges past the file's end are refused; the digest then is nobody's.
+        with contextlib.suppress(ValueError, MemoryError):
+            pieces = _native.gather(self._map, [(0, self._recipe.head_bytes), *self._recipe.pieces])
+            sha = hashlib.sha256(self._recipe.before)
+            sha.update(pieces)
+            self._found = sha.hexdigest()
 
-    def result(self) -> str:
+    def result(self) -> str | None:
         self._thread.join()
-        self._text = bytearray()
         return self._found
 
 
