@@ -83,6 +83,14 @@ nb::ndarray<nb::numpy, T> owned(std::vector<T>&& data, std::initializer_list<siz
   return nb::ndarray<nb::numpy, T>(heap->data(), shape, owner);
 }
 
+// The same as a memoryview, for what every step returns: numpy need not be there to read it.
+template <class T>
+nb::ndarray<nb::memview, T> viewed(std::vector<T>&& data) {
+  auto* heap = new std::vector<T>(std::move(data));
+  nb::capsule owner(heap, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::memview, T>(heap->data(), {heap->size()}, owner);
+}
+
 struct BoundRunner {
   std::shared_ptr<KvMemory> kv;
   std::vector<std::shared_ptr<PackedStore>> weights;
@@ -122,7 +130,7 @@ nb::tuple outcome_tuple(StepOutcome&& o) {
     ids = nb::cast(owned(std::move(o.top_ids), {n, n_top}));
     tops = nb::cast(owned(std::move(o.top_logprobs), {n, n_top}));
   }
-  return nb::make_tuple(o.step_id, owned(std::move(o.row_seq), {n}), owned(std::move(o.row_pos), {n}), owned(std::move(o.row_token), {n}),
+  return nb::make_tuple(o.step_id, viewed(std::move(o.row_seq)), viewed(std::move(o.row_pos)), viewed(std::move(o.row_token)),
                         logprob, rank, ids, tops, o.compute_ns);
 }
 

@@ -23,7 +23,6 @@ from tiercel.quant.formats import Format
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tiercel._native import PackedMatrix
     from tiercel.engine.client import EngineClient
     from tiercel.engine.config import EngineConfig
     from tiercel.loaders.checkpoint import Checkpoint
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from tiercel.ops.program import Program
     from tiercel.runner import capacity as sizing
     from tiercel.runner.native import NativeRunner
-    from tiercel.runner.ready import Begun
+    from tiercel.runner.ready import Begun, ReadyWeights
     from tiercel.text.conversation import Conversations
     from tiercel.text.tokenizer import Tokenizer
 
@@ -195,8 +194,8 @@ def planned_tensors(
     return planned
 
 
-def build_runner(plan: Plan, packed: "Mapping[str, PackedMatrix] | None" = None) -> "NativeRunner":
-    """Pack the weights, but those that are `packed` already, and start the native runner.
+def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunner":
+    """Pack the weights, but those that are `ready`, and start the native runner.
 
     Raises: OutOfPages: there is not the memory; ConfigError: there are not the threads.
     """
@@ -208,7 +207,7 @@ def build_runner(plan: Plan, packed: "Mapping[str, PackedMatrix] | None" = None)
         expand_to_f32=plan.is_float32_compute,
         n_threads=plan.n_threads,
         releases=True,
-        packed=packed or {},
+        ready=ready,
     )
     max_step_tokens = max(plan.options.max_num_batched_tokens, plan.capacity.max_num_seqs)
     settings = NativeSettings(
@@ -297,7 +296,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
         # Without packed weights there is something to do meanwhile: packing does not hold the interpreter's lock.
         text_later = None if start.is_used else _in_thread(lambda: _load_text(plan))
         text = _load_text(plan) if text_later is None else None
-        runner = build_runner(plan, start.packed())
+        runner = build_runner(plan, start.weights())
         try:
             tokenizer, conversations = text or text_later.result()
             core = EngineCore(runner, engine_config(plan))
@@ -364,10 +363,10 @@ class _Start:
             kept.placement,
         )
 
-    def packed(self) -> "dict[str, PackedMatrix]":
+    def weights(self) -> "ReadyWeights | None":
         """Wait for what was begun."""
         begun, self._begun = self._begun, None
-        return {} if begun is None else begun.join()
+        return None if begun is None else begun.join()
 
     def keep(self, plan: Plan, runner: "NativeRunner") -> None:
         """Keep the plan for the next start, unless it came from there."""

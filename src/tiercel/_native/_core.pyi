@@ -5,6 +5,7 @@ is written to must have exactly the type named here; others are converted.
 """
 
 import mmap
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,9 +14,12 @@ import numpy.typing as npt
 _Ints = npt.NDArray[np.int32]
 _Bools = npt.NDArray[np.bool_]
 _Floats = npt.NDArray[np.float32]
+_AnyInts = _Ints | array[int] | memoryview
+_AnyBools = _Bools | memoryview
+_AnyFloats = _Floats | array[float] | memoryview
 _Bytes = npt.NDArray[np.uint8]
 _Buffer = tuple[int, int]  # offset and stride in bytes, in the program's arena
-_Part = tuple[PackedMatrix, _Floats | None, int]  # matrix, bias, first column of y
+_Part = tuple[PackedMatrix, _AnyFloats | None, int]  # matrix, bias, first column of y
 _Sampled = tuple[int, float, int, list[int], list[float]]  # token, logprob, rank, top ids, top logprobs
 
 def kernel_levels() -> list[str]: ...
@@ -59,14 +63,14 @@ def quant_row_bytes(k: int) -> int: ...
 
 class Program:
     def __init__(self, level: str, n_threads: int) -> None: ...
-    def rope_table(self, inv_freq: _Floats, magnitude: float, out: _Buffer) -> None: ...
+    def rope_table(self, inv_freq: _AnyFloats, magnitude: float, out: _Buffer) -> None: ...
     def embed(self, w: PackedMatrix, scale: float, y: _Buffer) -> None: ...
     def norm(
         self,
         logits_rows: bool,
         x: _Buffer,
         width: int,
-        w: _Floats,
+        w: _AnyFloats,
         eps: float,
         residual: _Buffer | None,
         y: _Buffer,
@@ -89,8 +93,8 @@ class Program:
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
-        q_norm: _Floats | None,
-        k_norm: _Floats | None,
+        q_norm: _AnyFloats | None,
+        k_norm: _AnyFloats | None,
         eps: float,
         cos_sin: _Buffer | None,
         d2: int,
@@ -136,14 +140,23 @@ class StepRunner:
         max_rows: int,
         cpus: Sequence[int],
     ) -> None: ...
-    def admit(self, slot: int, tokens: _Ints, n_prompt: int, params: SamplerParams) -> None: ...
-    def set_pages(self, slot: int, first: int, pages: _Ints) -> None: ...
+    def admit(self, slot: int, tokens: _AnyInts, n_prompt: int, params: SamplerParams) -> None: ...
+    def set_pages(self, slot: int, first: int, pages: _AnyInts) -> None: ...
     def submit(
-        self, step_id: int, slot: _Ints, start: _Ints, tokens: _Ints, samples: _Bools, scores: _Bools, n_top: int
+        self,
+        step_id: int,
+        slot: _AnyInts,
+        start: _AnyInts,
+        tokens: _AnyInts,
+        samples: _AnyBools,
+        scores: _AnyBools,
+        n_top: int,
     ) -> None: ...
     def collect(
         self,
-    ) -> tuple[int, _Ints, _Ints, _Ints, _Floats | None, _Ints | None, _Ints | None, _Floats | None, int]: ...
+    ) -> tuple[
+        int, memoryview, memoryview, memoryview, _Floats | None, _Ints | None, _Ints | None, _Floats | None, int
+    ]: ...
     def tokens(self, slot: int, n: int) -> _Ints: ...
     def last_logits(self, n_rows: int) -> _Floats: ...
     def set_timing(self, on: bool) -> None: ...

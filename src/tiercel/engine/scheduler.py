@@ -32,10 +32,10 @@ Invariants, verified by `check`:
 5. A running sequence's keyed pages carry its own keys, and their tokens are known and planned.
 """
 
+from array import array
 from bisect import bisect_left, insort
 from collections import Counter
 
-import numpy as np
 from msgspec import Struct, field
 
 from tiercel.engine.config import EngineConfig
@@ -92,11 +92,11 @@ class PlannedStep(Struct, eq=False):
         """Give the step in the runner's words."""
         return StepPlan(
             step_id=self.step_id,
-            seq_slot=np.array([s.slot for s in self.sequences], np.int32),
-            seq_start=np.array(self.starts, np.int32),
-            seq_tokens=np.array(self.counts, np.int32),
-            seq_samples=np.array(self.samples, np.bool_),
-            seq_scores=np.array(self.scores, np.bool_),
+            seq_slot=array("i", [s.slot for s in self.sequences]),
+            seq_start=array("i", self.starts),
+            seq_tokens=array("i", self.counts),
+            seq_samples=memoryview(bytes(self.samples)).cast("?"),
+            seq_scores=memoryview(bytes(self.scores)).cast("?"),
             n_logprobs=self.n_logprobs,
         )
 

@@ -19,19 +19,17 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from tiercel.base.errors import ModelFileError, ModelNotFound, TiercelError, UnsupportedModel
 from tiercel.loaders.mapped_file import MappedFile, read_json_object
 from tiercel.quant.formats import Format
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     # Readers are imported when a file is read: a start from a kept plan reads none.
     from tiercel.loaders.gguf_file import GgufFile, GgufTensor, Value
     from tiercel.loaders.safetensors_file import SafetensorsFile
-
-_Bytes = npt.NDArray[np.uint8]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -55,10 +53,10 @@ class Tensor:
     name: str
     shape: tuple[int, ...]  # numpy order; a matrix is [out, in]
     format: Format
-    data: _Bytes  # [nbytes], a view of the mapped file, which may be unaligned
-    row_permutation: npt.NDArray[np.intp] | None = None
+    data: "npt.NDArray[np.uint8]"  # [nbytes], a view of the mapped file, which may be unaligned
+    row_permutation: "npt.NDArray[np.intp] | None" = None
 
-    def rows(self) -> _Bytes:
+    def rows(self) -> "npt.NDArray[np.uint8]":
         """Return the stored bytes row by row.
 
         Shapes:
@@ -73,7 +71,7 @@ class Tensor:
         ordered = self.data.reshape(len(self.row_permutation), -1)[self.row_permutation]
         return ordered.reshape(n_rows, self.format.nbytes(self.shape[-1]))
 
-    def float32(self) -> npt.NDArray[np.float32]:
+    def float32(self) -> "npt.NDArray[np.float32]":
         """Return the values, float32 of `shape`, new memory."""
         from tiercel.quant.dequantize import dequantize
 

@@ -9,13 +9,15 @@ import json
 import mmap
 import stat
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
-from typing import Never
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Never
 
 from tiercel.base.errors import ModelFileError, ModelNotFound
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 JSON_LIMIT_BYTES = 64 << 20
 """Largest JSON file read beside a checkpoint; an index of a 1 TB model has some 10 MB."""
@@ -29,7 +31,13 @@ class MappedFile:
         self.path = path
         self.map = self._mapped(path) if map_ is None else map_
         self.size = len(self.map)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
+
+    @cached_property
+    def bytes(self) -> "npt.NDArray[np.uint8]":
+        """The whole map, a view."""
+        import numpy as np
+
+        return np.frombuffer(self.map, np.uint8)
 
     @staticmethod
     def _mapped(path: Path) -> mmap.mmap:
@@ -48,7 +56,7 @@ class MappedFile:
         except ValueError as error:
             raise ModelFileError(f"{path}: the file is empty; fetch it again") from error
 
-    def release_pages(self, data: npt.NDArray[np.uint8]) -> None:
+    def release_pages(self, data: "npt.NDArray[np.uint8]") -> None:
         """Let go of what is resident of the map under `data`, a view of it; a later read takes it from the file again.
 
         Without effect for an array from elsewhere.
@@ -64,7 +72,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Drop the map. Arrays taken from it stay valid; the memory goes when the last of them does."""
-        self.bytes = np.empty(0, np.uint8)
+        self.__dict__.pop("bytes", None)
         try:
             self.map.close()
         except BufferError:

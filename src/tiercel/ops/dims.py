@@ -1,10 +1,18 @@
-"""The three dimensions of a program that are free until a step is run, and the bounds that pin them for planning."""
+"""The three dimensions of a program that are free until a step is run, the bounds that pin them for planning, and the
+numbers that definitions and programs share.
+"""
 
 import enum
 
 import msgspec
 
 from tiercel.base.errors import ShapeError
+
+ACTIVATION_GROUP = 32
+"""Columns that share one scale when activations are rounded to int8; the group of the formats they meet."""
+
+ACTIVATIONS: tuple[str, ...] = ("silu", "gelu_tanh")
+"""The names `gated` accepts."""
 
 
 class Dim(enum.StrEnum):

@@ -33,9 +33,8 @@ import msgspec
 from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
 from tiercel.ops.costs import Cost
-from tiercel.ops.dims import Bounds, Dim
+from tiercel.ops.dims import ACTIVATION_GROUP, ACTIVATIONS, Bounds, Dim
 from tiercel.ops.program import Constant, KvLayer, Weight, attr_text, constant_text
-from tiercel.ops.reference import ACTIVATION_GROUP, ACTIVATIONS
 
 
 class BufferKind(enum.StrEnum):

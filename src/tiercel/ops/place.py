@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from tiercel.base.errors import ShapeError
-from tiercel.ops.dims import Bounds
+from tiercel.ops.dims import ACTIVATION_GROUP, Bounds
 from tiercel.ops.lowered import Buffer, BufferKind, Lowered, reads, writes
-from tiercel.ops.reference import ACTIVATION_GROUP
 
 ALIGN_BYTES = 64
 """Buffers begin on a cache line; also the widest vector's alignment."""

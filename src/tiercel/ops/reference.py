@@ -13,16 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tiercel.base.errors import ShapeError
+from tiercel.ops.dims import ACTIVATION_GROUP, ACTIVATIONS
 
 Floats = npt.NDArray[np.float32]
 Int8s = npt.NDArray[np.int8]
 Ints = npt.NDArray[np.integer]
-
-ACTIVATION_GROUP = 32
-"""Columns that share one scale when activations are rounded to int8; the group of the formats they meet."""
-
-ACTIVATIONS: tuple[str, ...] = ("silu", "gelu_tanh")
-"""The names `gated` accepts."""
 
 
 class Tolerance(NamedTuple):

@@ -14,7 +14,7 @@ from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
 from tiercel.ops import reference as definitions
 from tiercel.ops.costs import Cost
-from tiercel.ops.dims import Bounds, Dim
+from tiercel.ops.dims import ACTIVATION_GROUP, ACTIVATIONS, Bounds, Dim
 from tiercel.ops.program import OpCall
 
 Shape = tuple[Dim, int]
@@ -60,9 +60,7 @@ def _linear(call: OpCall) -> Shape:
     _need(fits, call, f"x width {x.width}, w {list(w.shape)}, bias {shown}", "w [N, width of x], bias [N]")
     act = call.word("act")
     _need(act in ("f32", "q8"), call, f"act {act!r}", "f32 or q8")
-    _need(
-        act == "f32" or x.width % definitions.ACTIVATION_GROUP == 0, call, f"act q8 on width {x.width}", "groups of 32"
-    )
+    _need(act == "f32" or x.width % ACTIVATION_GROUP == 0, call, f"act q8 on width {x.width}", "groups of 32")
     return x.rows, w.shape[0]
 
 
@@ -94,7 +92,7 @@ def _gated(call: OpCall) -> Shape:
     gate, up = call.inputs
     _need(gate.width == up.width and gate.rows is up.rows, call, f"widths {gate.width}, {up.width}", "equal shapes")
     act = call.word("act")
-    _need(act in definitions.ACTIVATIONS, call, f"act {act!r}", "one of " + ", ".join(definitions.ACTIVATIONS))
+    _need(act in ACTIVATIONS, call, f"act {act!r}", "one of " + ", ".join(ACTIVATIONS))
     return _same(call)
 
 

@@ -4,8 +4,18 @@ A sequence lives in a **slot**: a row of the token table and of the page table, 
 the arrays; the engine says what happens to a slot through `runner.interface.Runner`.
 """
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import msgspec
-import numpy as np
+
+if TYPE_CHECKING:
+    from array import array
+
+    import numpy as np
+
+# Any of these: what has the buffer protocol, an element type and `tolist`. numpy is not imported to make a step.
+Ints: TypeAlias = "np.ndarray | array[int] | memoryview"
+Bools: TypeAlias = "np.ndarray | memoryview"
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -23,17 +33,17 @@ class StepPlan(msgspec.Struct, frozen=True):
     """
 
     step_id: int
-    seq_slot: np.ndarray
-    seq_start: np.ndarray
-    seq_tokens: np.ndarray
-    seq_samples: np.ndarray
-    seq_scores: np.ndarray
+    seq_slot: Ints
+    seq_start: Ints
+    seq_tokens: Ints
+    seq_samples: Bools
+    seq_scores: Bools
     n_logprobs: int | None  # None: no log-probabilities; N: those of the chosen token and of the N likeliest
 
     @property
     def n_tokens(self) -> int:
         """Tokens computed by the step."""
-        return int(self.seq_tokens.sum())
+        return sum(self.seq_tokens.tolist())
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -50,13 +60,13 @@ class StepResult(msgspec.Struct, frozen=True):
     """
 
     step_id: int
-    row_seq: np.ndarray
-    row_pos: np.ndarray
-    row_token: np.ndarray
-    row_logprob: np.ndarray | None = None
-    row_rank: np.ndarray | None = None
-    top_ids: np.ndarray | None = None
-    top_logprobs: np.ndarray | None = None
+    row_seq: Ints
+    row_pos: Ints
+    row_token: Ints
+    row_logprob: "np.ndarray | None" = None
+    row_rank: "np.ndarray | None" = None
+    top_ids: "np.ndarray | None" = None
+    top_logprobs: "np.ndarray | None" = None
     compute_ns: int = 0
 
 

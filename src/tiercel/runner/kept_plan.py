@@ -3,11 +3,11 @@
 Knows how a kept plan is taken from a checkpoint that was read, and how a checkpoint is made of it without reading.
 """
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tiercel.loaders.checkpoint import Checkpoint, LateMetadata, Tensor, Tensors
 from tiercel.loaders.mapped_file import MappedFile
@@ -44,16 +44,7 @@ def decided(begun: Begun) -> Decided:
 def checkpoint_of(begun: Begun, plan: Decided, path: Path) -> Checkpoint:
     """Make the checkpoint that the kept plan was made of; its file is not parsed. Ask `begun.is_same` before."""
     file = MappedFile(path, begun.map)
-    known = {
-        kept.name: Tensor(
-            kept.name,
-            kept.shape,
-            Format(kept.format),
-            file.bytes[kept.start : kept.start + kept.nbytes],
-            None if kept.row_order is None else np.frombuffer(kept.row_order, "<i4").astype(np.intp),
-        )
-        for kept in begun.kept.tensors
-    }
+    known = LateTensors({kept.name: kept for kept in begun.kept.tensors}, file)
     return Checkpoint(
         path=path,
         kind="gguf",
@@ -67,6 +58,28 @@ def checkpoint_of(begun: Begun, plan: Decided, path: Path) -> Checkpoint:
     )
 
 
+class LateTensors(Mapping[str, Tensor]):
+    """The tensors of a kept plan, each made when it is asked for: numpy is not imported before."""
+
+    def __init__(self, kept: Mapping[str, KeptTensor], file: MappedFile) -> None:
+        self._kept = kept
+        self._file = file
+
+    def __getitem__(self, name: str) -> Tensor:
+        import numpy as np
+
+        kept = self._kept[name]
+        data = self._file.bytes[kept.start : kept.start + kept.nbytes]
+        order = None if kept.row_order is None else np.frombuffer(kept.row_order, "<i4").astype(np.intp)
+        return Tensor(kept.name, kept.shape, Format(kept.format), data, order)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
 def kept_of(
     key: str, checkpoint: Checkpoint, plan: Decided, packed: list[Weight], *, expand_to_f32: bool
 ) -> Kept | None:
@@ -77,6 +90,8 @@ def kept_of(
     if isinstance(file, MappedFile):
         return None
     before, head_bytes, pieces = checkpoint.digest_recipe()
+    import numpy as np
+
     tensors = []
     # A checkpoint lists its tensors in the file's order, under other names.
     for tensor, entry in zip(checkpoint.tensors.values(), file.tensors.values(), strict=True):

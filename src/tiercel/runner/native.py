@@ -4,10 +4,11 @@ Lowering walks the ops once and hands each to the core with its buffers' places 
 step is one call that holds no Python. `explain` says which kernel and format each op got.
 """
 
+from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from tiercel import _native
 from tiercel.base import env, machine
@@ -21,6 +22,9 @@ from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
 from tiercel.runner.capacity import Capacity
 from tiercel.runner.weights import PackedWeightStore
 from tiercel.sampling.native import native_params
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _HEAD_COLUMNS = 8
 
@@ -126,12 +130,11 @@ class NativeRunner:
         stop_ids: Sequence[int],
     ) -> None:
         """See `Runner.admit`."""
-        tokens = np.asarray(token_ids, dtype=np.int32)
-        self._runner.admit(slot, tokens, n_prompt_tokens, native_params(params, seed, stop_ids))
+        self._runner.admit(slot, array("i", token_ids), n_prompt_tokens, native_params(params, seed, stop_ids))
 
     def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
         """See `Runner.set_pages`."""
-        self._runner.set_pages(slot, first_idx, np.asarray(page_ids, dtype=np.int32))
+        self._runner.set_pages(slot, first_idx, array("i", page_ids))
 
     def release(self, slot: int) -> None:
         """See `Runner.release`. A native slot holds nothing that needs giving back."""
@@ -156,7 +159,7 @@ class NativeRunner:
         step_id, seq, pos, token, logprob, rank, ids, tops, compute_ns = self._runner.collect()
         return StepResult(step_id, seq, pos, token, logprob, rank, ids, tops, compute_ns)
 
-    def last_logits(self, n_rows: int) -> np.ndarray:
+    def last_logits(self, n_rows: int) -> "np.ndarray":
         """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""
         return self._runner.last_logits(n_rows)
 
@@ -214,7 +217,7 @@ class _Lowering:
         return None if buffer is None else self._at(buffer)
 
     def _rope_table(self, op: ops.RopeTable) -> None:
-        self._to.rope_table(np.asarray(op.inv_freq.values, np.float32), op.magnitude, self._at(op.y))
+        self._to.rope_table(array("f", op.inv_freq.values), op.magnitude, self._at(op.y))
 
     def _embed(self, op: ops.Embed) -> None:
         self._to.embed(self._weights.matrix(op.w), op.scale, self._at(op.y))

@@ -72,6 +72,13 @@ class Kept(msgspec.Struct, frozen=True):
     later: bytes
 
 
+class ReadyWeights(msgspec.Struct, frozen=True):
+    """What needs no more reading, by tensor name: packed matrices, and vectors as float32 views of the file."""
+
+    matrices: Mapping[str, _native.PackedMatrix]
+    vectors: Mapping[str, memoryview]
+
+
 class Begun:
     """A start under way: the map, and threads that pack from it. Owner: one thread. Either `join` or drop it."""
 
@@ -94,10 +101,16 @@ class Begun:
         """Whether the file is the one that the plan was made of. Waits for its digest."""
         return self._digest.result() == self.kept.digest
 
-    def join(self) -> dict[str, _native.PackedMatrix]:
-        """Help until all is packed; return the matrices by tensor name."""
+    def join(self) -> ReadyWeights:
+        """Help until all is packed."""
         names = (self.kept.tensors[matrix.tensor_idx].name for matrix in self.kept.matrices)
-        return dict(zip(names, self._packing.join(), strict=True))
+        view = memoryview(self.map)
+        vectors = {
+            one.name: view[one.start : one.start + one.nbytes].cast("f")
+            for one in self.kept.tensors
+            if len(one.shape) == 1 and one.format == "f32" and one.row_order is None
+        }
+        return ReadyWeights(dict(zip(names, self._packing.join(), strict=True)), vectors)
 
 
 def key_of(path: Path, options: Mapping[str, Any]) -> str:

@@ -4,19 +4,23 @@ Each matrix is packed once, whoever uses it: a tied embedding serves the look-up
 models.
 """
 
+import math
+from array import array
 from collections.abc import Iterable, Mapping
 from queue import Empty, SimpleQueue
 from threading import Thread
-from types import MappingProxyType
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from tiercel import _native
 from tiercel.base.errors import ModelFileError
 from tiercel.loaders.checkpoint import Tensor
 from tiercel.ops.program import Weight
 from tiercel.quant.formats import Format
+from tiercel.runner.ready import ReadyWeights
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # The order of enum class Format in kernels.hpp.
 FORMAT_CODES = {name: code for code, name in enumerate(Format)}
@@ -25,7 +29,7 @@ _QUANTIZE_ROWS = 512
 
 
 class PackedWeightStore:
-    """Packs weights; `packed` are those that somebody has packed already.
+    """Packs weights; `ready` are those that somebody has packed or found already.
 
     With `releases`, tensors are views of a file's map, whose pages are given back once they are packed: they would
     count twice.
@@ -40,14 +44,15 @@ class PackedWeightStore:
         expand_to_f32: bool,
         n_threads: int,
         releases: bool = False,
-        packed: Mapping[str, _native.PackedMatrix] = MappingProxyType({}),
+        ready: ReadyWeights | None = None,
     ) -> None:
         self._tensors = tensors
         self._expand = expand_to_f32
         self._n_threads = n_threads
         self._releases = releases
         self._arena = _native.PackedArena()
-        self._packed = dict(packed)
+        self._ready = ReadyWeights({}, {}) if ready is None else ready
+        self._packed = dict(self._ready.matrices)
 
     @property
     def nbytes(self) -> int:
@@ -75,14 +80,24 @@ class PackedWeightStore:
         self._packed.update(zip((w.name for w in ready), packing.join(), strict=True))
         self._quantize_all(unlike)
 
-    def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
+    def vector(self, weight: Weight) -> "array[float]":
         """Return a norm weight or bias as float32, plus one if the program asks for it. Refuses NaN and infinity."""
-        values = self._tensors[weight.name].float32().reshape(-1)
-        if not np.isfinite(values).all():
+        stored = None if weight.plus_one else self._ready.vectors.get(weight.name)
+        found = array("f", self._float32(weight) if stored is None else stored)
+        # No sum of so few float32 leaves the range of a float64.
+        if not math.isfinite(sum(found)):
             raise ModelFileError(f"tensor {weight.name}: holds NaN or infinity; fetch the model again")
-        return np.ascontiguousarray(values + np.float32(1) if weight.plus_one else values)
+        return found
 
-    def _job(self, weight: Weight) -> tuple[int, npt.NDArray[np.uint8], int, npt.NDArray[np.int32] | None, bool]:
+    def _float32(self, weight: Weight) -> bytes:
+        import numpy as np
+
+        values = self._tensors[weight.name].float32().reshape(-1)
+        return (values + np.float32(1) if weight.plus_one else values).tobytes()
+
+    def _job(self, weight: Weight) -> "tuple[int, npt.NDArray[np.uint8], int, npt.NDArray[np.int32] | None, bool]":
+        import numpy as np
+
         tensor = self._tensors[weight.name]
         n, k = weight.shape
         rows = tensor.data.reshape(n, tensor.format.nbytes(k))
@@ -130,7 +145,9 @@ class PackedWeightStore:
             arena=self._arena,
         )
 
-    def _quantized(self, tensor: Tensor, weight: Weight) -> npt.NDArray[np.uint8]:
+    def _quantized(self, tensor: Tensor, weight: Weight) -> "npt.NDArray[np.uint8]":
+        import numpy as np
+
         from tiercel.quant.quantize import quantize
 
         n, k = weight.shape

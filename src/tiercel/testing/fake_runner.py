@@ -104,6 +104,8 @@ class FakeRunner:
         """Queue a step."""
         assert not self.is_closed, "fake: submit after close"
         assert len(self._waiting) + len(self._done) < _N_STEPS_MAX, "fake: too many steps under way"
+        columns = (plan.seq_slot, plan.seq_start, plan.seq_tokens, plan.seq_samples, plan.seq_scores)
+        plan = StepPlan(plan.step_id, *map(np.asarray, columns), n_logprobs=plan.n_logprobs)
         self._check_fits(plan)
         self._waiting.append(plan)
         while self._waiting and self._runs_early():
