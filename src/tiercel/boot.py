@@ -293,12 +293,11 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
     try:
         if on_plan is not None:
             on_plan(plan)
-        # Without packed weights there is something to do meanwhile: packing does not hold the interpreter's lock.
-        text_later = None if start.is_used else _in_thread(lambda: _load_text(plan))
-        text = _load_text(plan) if text_later is None else None
+        # The native threads that pack do not hold the interpreter's lock, so both go on at once.
+        text_later = _in_thread(lambda: _load_text(plan))
         runner = build_runner(plan, start.weights())
         try:
-            tokenizer, conversations = text or text_later.result()
+            tokenizer, conversations = text_later.result()
             core = EngineCore(runner, engine_config(plan))
             client = EngineClient(
                 core, tokenizer, weights_digest=plan.identity, kv_dtype=plan.kv_dtype, eos_ids=eos_ids(plan, tokenizer)

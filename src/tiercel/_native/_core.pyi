@@ -15,8 +15,9 @@ _Ints = npt.NDArray[np.int32]
 _Bools = npt.NDArray[np.bool_]
 _Floats = npt.NDArray[np.float32]
 _AnyInts = _Ints | array[int] | memoryview
-_AnyBools = _Bools | memoryview
-_AnyFloats = _Floats | array[float] | memoryview
+_AnyBools = _Bools | memoryview[bool]
+_Rows = tuple[memoryview, memoryview, memoryview]
+_AnyFloats = _Floats | array[float] | memoryview[float]
 _Bytes = npt.NDArray[np.uint8]
 _Buffer = tuple[int, int]  # offset and stride in bytes, in the program's arena
 _Part = tuple[PackedMatrix, _AnyFloats | None, int]  # matrix, bias, first column of y
@@ -154,9 +155,7 @@ class StepRunner:
     ) -> None: ...
     def collect(
         self,
-    ) -> tuple[
-        int, memoryview, memoryview, memoryview, _Floats | None, _Ints | None, _Ints | None, _Floats | None, int
-    ]: ...
+    ) -> tuple[int, *_Rows, _Floats | None, _Ints | None, _Ints | None, _Floats | None, int]: ...
     def tokens(self, slot: int, n: int) -> _Ints: ...
     def last_logits(self, n_rows: int) -> _Floats: ...
     def set_timing(self, on: bool) -> None: ...

@@ -12,7 +12,8 @@ import numpy as np
 
 from tiercel.base.errors import UnsupportedModel
 from tiercel.models.fields import ConfigFields
-from tiercel.models.model import Model, ModelInfo, RecordOptions
+from tiercel.models.info import ModelInfo
+from tiercel.models.model import Model, RecordOptions
 from tiercel.models.rope import RopeParameters
 from tiercel.ops.program import KvLayer, Value
 from tiercel.ops.recorder import Recorder

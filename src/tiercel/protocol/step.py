@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Any of these: what has the buffer protocol, an element type and `tolist`. numpy is not imported to make a step.
 Ints: TypeAlias = "np.ndarray | array[int] | memoryview"
-Bools: TypeAlias = "np.ndarray | memoryview"
+Bools: TypeAlias = "np.ndarray | memoryview[bool]"
 
 
 class StepPlan(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ Knows how a kept plan is taken from a checkpoint that was read, and how a checkp
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -18,6 +18,9 @@ from tiercel.ops.program import Weight
 from tiercel.quant.formats import Format
 from tiercel.runner.ready import Begun, Kept, KeptTensor, Recipe, matrices
 from tiercel.runner.weights import FORMAT_CODES
+
+if TYPE_CHECKING:
+    from tiercel.loaders.gguf_file import GgufFile
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -86,9 +89,7 @@ def kept_of(
     """Return what is to be kept; None if this checkpoint is of a kind that is not: several files, or not GGUF."""
     if checkpoint.kind != "gguf" or len(checkpoint.files) != 1:
         return None
-    (file,) = checkpoint.files
-    if isinstance(file, MappedFile):
-        return None
+    file = cast("GgufFile", checkpoint.files[0])
     before, head_bytes, pieces = checkpoint.digest_recipe()
     import numpy as np
 

@@ -76,7 +76,7 @@ class ReadyWeights(msgspec.Struct, frozen=True):
     """What needs no more reading, by tensor name: packed matrices, and vectors as float32 views of the file."""
 
     matrices: Mapping[str, _native.PackedMatrix]
-    vectors: Mapping[str, memoryview]
+    vectors: Mapping[str, "memoryview[float]"]
 
 
 class Begun:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tiercel.base.errors import ShapeError
 from tiercel.ops import lowered as low
 from tiercel.ops import reference as ref
-from tiercel.ops.dims import Bounds
+from tiercel.ops.dims import ACTIVATION_GROUP, Bounds
 from tiercel.ops.lowered import Buffer, BufferKind, Lowered
 from tiercel.ops.place import Placement, packed_row_bytes, place
 from tiercel.ops.program import OpCall, Program, Value, Weight
@@ -299,7 +299,7 @@ class _ArenaStep:
         stored = self._rows_of(buffer)
         if buffer.kind is BufferKind.F32:
             return stored.view(np.float32)
-        n_groups = buffer.width // ref.ACTIVATION_GROUP
+        n_groups = buffer.width // ACTIVATION_GROUP
         assert packed_row_bytes(buffer.width) == stored.shape[1], "the reference lays out its own Q8 rows"
         scales = stored[:, buffer.width : buffer.width + 4 * n_groups].copy().view(np.float32)
         return ref.dequantize_activations(stored[:, : buffer.width].view(np.int8), scales)

@@ -101,9 +101,8 @@ class PackedWeightStore:
         tensor = self._tensors[weight.name]
         n, k = weight.shape
         rows = tensor.data.reshape(n, tensor.format.nbytes(k))
-        order = tensor.row_permutation
-        if order is not None:
-            order = np.ascontiguousarray(order, dtype=np.int32)
+        given = tensor.row_permutation
+        order = None if given is None else np.ascontiguousarray(given, dtype=np.int32)
         return FORMAT_CODES[weight.format], rows, k, order, self._is_expanded(weight)
 
     def _is_expanded(self, weight: Weight) -> bool:

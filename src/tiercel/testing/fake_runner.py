@@ -104,8 +104,6 @@ class FakeRunner:
         """Queue a step."""
         assert not self.is_closed, "fake: submit after close"
         assert len(self._waiting) + len(self._done) < _N_STEPS_MAX, "fake: too many steps under way"
-        columns = (plan.seq_slot, plan.seq_start, plan.seq_tokens, plan.seq_samples, plan.seq_scores)
-        plan = StepPlan(plan.step_id, *map(np.asarray, columns), n_logprobs=plan.n_logprobs)
         self._check_fits(plan)
         self._waiting.append(plan)
         while self._waiting and self._runs_early():
@@ -132,19 +130,20 @@ class FakeRunner:
 
     def _end(self, plan: StepPlan, slot: int) -> int:
         """First position after those that the plan computes for the slot."""
-        found = np.flatnonzero(plan.seq_slot == slot)
+        found = np.flatnonzero(np.asarray(plan.seq_slot) == slot)
         return int(plan.seq_start[found[0]] + plan.seq_tokens[found[0]]) if len(found) else 0
 
     def _check_fits(self, plan: StepPlan) -> None:
         limits = self._limits
-        n_rows = int(np.where(plan.seq_scores, plan.seq_tokens, plan.seq_samples).sum())
-        ends = plan.seq_start + plan.seq_tokens
+        n_tokens = np.asarray(plan.seq_tokens)
+        n_rows = int(np.where(np.asarray(plan.seq_scores), n_tokens, np.asarray(plan.seq_samples)).sum())
+        ends = np.asarray(plan.seq_start) + n_tokens
         if plan.n_tokens > limits.max_step_tokens or n_rows > limits.max_logits_rows:
             raise ShapeError(
                 f"fake: {plan.n_tokens} tokens and {n_rows} rows; at most {limits.max_step_tokens} and "
                 f"{limits.max_logits_rows} fit; plan less"
             )
-        if len(ends) == 0 or (ends > limits.max_len_tokens).any() or (plan.seq_tokens < 1).any():
+        if len(ends) == 0 or (ends > limits.max_len_tokens).any() or (n_tokens < 1).any():
             raise ShapeError("fake: an empty step, an empty sequence or one that is too long; plan what fits")
         assert len(set(plan.seq_slot.tolist())) == len(plan.seq_slot), "fake: a slot twice in one step"
         for slot, end in zip(plan.seq_slot.tolist(), ends.tolist(), strict=True):

@@ -144,7 +144,7 @@ class RunnerContract:
         driver = Driver(runner)
         driver.admit(0, PROMPT, 16)
         driver.submit((0, 0, len(PROMPT)), samples=[0])
-        got = []
+        got: list[int] = []
         for position in range(len(PROMPT), len(PROMPT) + 3):
             driver.submit((0, position, 1), samples=[0])
             result = runner.collect()
