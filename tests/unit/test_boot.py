@@ -187,8 +187,8 @@ def test_an_engine_that_fails_leaves_nothing_behind(folder, tmp_path, monkeypatc
     runners = []
     build_runner = boot.build_runner
 
-    def build(plan):
-        runner = build_runner(plan)
+    def build(plan, ready):
+        runner = build_runner(plan, ready)
         runners.append(runner)
         close = runner.close
         monkeypatch.setattr(runner, "close", lambda: (closed.append(runner), close()))
@@ -207,7 +207,9 @@ def test_an_engine_that_fails_leaves_nothing_behind(folder, tmp_path, monkeypatc
 def test_a_plan_is_told_before_weights_are_packed(folder, monkeypatch):
     order = []
     build_runner = boot.build_runner
-    monkeypatch.setattr(boot, "build_runner", lambda plan: (order.append("packed"), build_runner(plan))[1])
+    monkeypatch.setattr(
+        boot, "build_runner", lambda plan, ready: (order.append("packed"), build_runner(plan, ready))[1]
+    )
     options = EngineOptions(model=str(folder), threads=1, max_num_seqs=2)
     engine = boot.build_engine(options, on_plan=lambda plan: order.append(plan.capacity.max_num_seqs))
     engine.close()
