@@ -253,8 +253,10 @@ void bind_linear(nb::module_& m) {
           "format", [](const PackedStore& s) { return static_cast<int>(s.view().format); }, "Of the packed data: F32 when expanded.")
       .def_prop_ro("nbytes", &PackedStore::n_bytes);
   nb::class_<Packing>(m, "Packing", "Packs many matrices on threads of its own, from its construction on; dropped, it stops early.")
-      .def(nb::init<const std::vector<nb::tuple>&, const std::shared_ptr<PackedArena>&, int32_t, bool>(), nb::arg("jobs"), nb::arg("arena"), nb::arg("n_threads"), nb::arg("releases"),
-           "jobs: (format, rows uint8 [n, row bytes], k, row_order int32 or None, expand_to_f32) each, taken in order. With `releases`, whole pages of "
+      .def(nb::init<const std::vector<nb::tuple>&, const std::shared_ptr<PackedArena>&, int32_t, bool>(), nb::arg("jobs"), nb::arg("arena"),
+           nb::arg("n_threads"), nb::arg("releases"),
+           "jobs: (format, rows uint8 [n, row bytes], k, row_order int32 or None, expand_to_f32) each, taken in order. With `releases`, "
+           "whole pages of "
            "rows that are packed are given back to the system: rows must then be a map of a file.")
       .def("join", &Packing::join, "Help until all is packed; return the matrices in the order of the jobs. Releases the GIL.");
   m.def("gather", &gather, nb::arg("buffer").noconvert(), nb::arg("ranges"),

@@ -130,8 +130,8 @@ nb::tuple outcome_tuple(StepOutcome&& o) {
     ids = nb::cast(owned(std::move(o.top_ids), {n, n_top}));
     tops = nb::cast(owned(std::move(o.top_logprobs), {n, n_top}));
   }
-  return nb::make_tuple(o.step_id, viewed(std::move(o.row_seq)), viewed(std::move(o.row_pos)), viewed(std::move(o.row_token)),
-                        logprob, rank, ids, tops, o.compute_ns);
+  return nb::make_tuple(o.step_id, viewed(std::move(o.row_seq)), viewed(std::move(o.row_pos)), viewed(std::move(o.row_token)), logprob,
+                        rank, ids, tops, o.compute_ns);
 }
 
 void bind_recording(nb::module_& m) {

@@ -13,7 +13,7 @@ namespace tiercel {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
-constexpr int64_t kPieceBytes = int64_t{1} << 20; // some 1 ms of packing: what a thread takes at a time
+constexpr int64_t kPieceBytes = int64_t{1} << 20;  // some 1 ms of packing: what a thread takes at a time
 constexpr int64_t kChunkBytes = int64_t{64} << 20; // address space only: pages appear when written
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -66,9 +66,7 @@ void PackedStore::pack_tiles(const uint8_t* rows, int64_t row_bytes, const int32
 }
 
 void PackedStore::pack(const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int32_t n_threads) {
-  const auto share = [&](int32_t t) {
-    pack_tiles(rows, row_bytes, row_order, n_tiles() * t / n_threads, n_tiles() * (t + 1) / n_threads);
-  };
+  const auto share = [&](int32_t t) { pack_tiles(rows, row_bytes, row_order, n_tiles() * t / n_threads, n_tiles() * (t + 1) / n_threads); };
   std::vector<std::jthread> others; // joined however this ends: a thread that cannot be started throws
   for (int32_t t = 1; t < n_threads; ++t) others.emplace_back(share, t);
   share(0);
@@ -104,7 +102,8 @@ void PackingTeam::work() {
   for (size_t at; (at = next_.fetch_add(1)) < pieces_.size();) {
     const Piece& piece = pieces_[at];
     const PackingJob& job = jobs_[static_cast<size_t>(piece.job)];
-    job.store->pack_tiles(job.rows, job.row_bytes, job.row_order.empty() ? nullptr : job.row_order.data(), piece.first_tile, piece.end_tile);
+    job.store->pack_tiles(job.rows, job.row_bytes, job.row_order.empty() ? nullptr : job.row_order.data(), piece.first_tile,
+                          piece.end_tile);
     if (n_pieces_left_[piece.job].fetch_sub(1) == 1 && releases_) {
       const int64_t page = sysconf(_SC_PAGESIZE);
       const int64_t first = round_up(reinterpret_cast<int64_t>(job.rows), page);

@@ -295,6 +295,33 @@ TEST(row_order_picks_the_files_rows) {
     for (int j = 0; j < 32; ++j) CHECK(y[i * 32 + j] == static_cast<float>(file.at(order[ids[i]], j)));
 }
 
+TEST(a_team_packs_the_same_bytes_with_any_number_of_threads_and_may_be_dropped) {
+  const File a(Format::Q4_1, 4000, 576, 21), b(Format::Q8_0, 33, 64, 22), c(Format::F16, 48, 77, 23);
+  std::vector<int32_t> order(33);
+  for (int32_t i = 0; i < 33; ++i) order[i] = 32 - i;
+  PackedStore want_b(b.format, b.n, b.k, false);
+  want_b.pack(b.bytes.data(), b.row_bytes, order.data(), 1);
+  const PackedStore want_a = pack(a), want_c = pack(c);
+  const auto same = [](const PackedStore& x, const PackedStore& y) {
+    return x.n_bytes() == y.n_bytes() && !std::memcmp(x.view().data, y.view().data, static_cast<size_t>(x.n_bytes()));
+  };
+  for (int32_t n_threads : {0, 1, 2, 5})
+    for (bool is_joined : {true, false}) {
+      const auto arena = std::make_shared<PackedArena>();
+      std::vector<PackingJob> jobs;
+      for (const File* f : {&a, &b, &c})
+        jobs.push_back({std::make_shared<PackedStore>(f->format, f->n, f->k, false, arena), f->bytes.data(), f->row_bytes, f->n, {}});
+      jobs[1].row_order = order;
+      PackingTeam team(std::move(jobs), n_threads, false);
+      if (!is_joined) continue;
+      team.join();
+      team.join();
+      CHECK(same(*team.jobs()[0].store, want_a));
+      CHECK(same(*team.jobs()[1].store, want_b));
+      CHECK(same(*team.jobs()[2].store, want_c));
+    }
+}
+
 TEST(rounded_rows_are_equal_at_all_levels) {
   const int64_t m = 7, k = 1120; // 35 groups: two chunks of 16 and 3 more
   auto x = random_floats(m * k, 14);

@@ -1,11 +1,13 @@
 """Plans that are kept between starts: used for exactly what they were made of, and for nothing else."""
 
 import contextlib
+import gc
 import hashlib
 import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import model_bytes as mb
 import numpy as np
@@ -78,6 +80,16 @@ def test_a_start_from_a_kept_plan_computes_the_same_bits(home, model, compute_dt
         assert answer(second) == want
         assert facts(second) == known
         assert second.plan.program.text() == boot.make_plan(second.plan.options).program.text()
+
+
+def test_an_engine_from_a_kept_plan_that_is_closed_lets_go_of_the_file(home, put):
+    path = write(put)
+    for _ in range(2):
+        with engine_of(path) as engine:
+            pass
+        del engine
+        gc.collect()
+        assert str(path) not in Path("/proc/self/maps").read_text()
 
 
 def test_the_kept_file_is_its_owners_alone(home, put):
