@@ -328,7 +328,10 @@ class _Start:
 
         plain = {**asdict(options), "isa": env.read(env.ISA)}
         path = resolved.path.absolute()
-        self._key = ready.key_of(path, plain)
+        try:
+            self._key = ready.key_of(path, plain)
+        except OSError:
+            return
         self._place = ready.place_of(default_folder().parent / "plans", path, plain)
         self._n_threads = options.threads or machine.usable_cpus()
         self._begun = ready.begin(self._place, self._key, path, self._n_threads)

@@ -114,13 +114,16 @@ class Begun:
 
 
 def key_of(path: Path, options: Mapping[str, Any]) -> str:
-    """Return what a plan depends on, except the checkpoint's bytes."""
+    """Return what a plan depends on, except the checkpoint's bytes.
+
+    Raises: OSError: our own sources are not where they can be looked at; then nothing is to be kept.
+    """
     home = Path(_native.__file__).parent.parent
     made_by = [_state(Path(_native._core.__file__)), _state(home / "boot.py")]
     for name in _MAKERS:
         with os.scandir(home / name) as entries:
             made_by += sorted((entry.name, *_numbers(entry.stat())) for entry in entries if entry.name.endswith(".py"))
-    return json.dumps([__version__, _native.kernel_levels()[-1], str(path), dict(options), made_by])
+    return json.dumps([__version__, _native.kernel_levels()[-1], str(path), dict(options), made_by], default=str)
 
 
 def _state(path: Path) -> tuple[str, int, int]:
@@ -133,7 +136,7 @@ def _numbers(found: os.stat_result) -> tuple[int, int]:
 
 def place_of(folder: Path, path: Path, options: Mapping[str, Any]) -> Path:
     """Return the file in `folder` that keeps the plan of this model with these options."""
-    name = hashlib.sha256(json.dumps([str(path), dict(options)]).encode()).hexdigest()[:40]
+    name = hashlib.sha256(json.dumps([str(path), dict(options)], default=str).encode()).hexdigest()[:40]
     return folder / f"{name}.plan"
 
 
