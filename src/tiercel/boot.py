@@ -293,11 +293,12 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
     try:
         if on_plan is not None:
             on_plan(plan)
-        # The native threads that pack do not hold the interpreter's lock, so both go on at once.
-        text_later = _in_thread(lambda: _load_text(plan))
+        # The native threads that pack do not hold the interpreter's lock, so both go on at once. What else there is to
+        # do after a kept plan holds it: two threads would only pass it to and fro (9 ms).
+        text = _at_once(plan) if start.is_used else _in_thread(lambda: _load_text(plan)).result
         runner = build_runner(plan, start.weights())
         try:
-            tokenizer, conversations = text_later.result()
+            tokenizer, conversations = text()
             core = EngineCore(runner, engine_config(plan))
             client = EngineClient(
                 core, tokenizer, weights_digest=plan.identity, kv_dtype=plan.kv_dtype, eos_ids=eos_ids(plan, tokenizer)
@@ -444,6 +445,11 @@ def _load_text(plan: Plan) -> "tuple[Tokenizer | None, Conversations]":
 
     tokenizer = load_tokenizer(plan)
     return tokenizer, Conversations(tokenizer)
+
+
+def _at_once(plan: Plan) -> "Callable[[], tuple[Tokenizer | None, Conversations]]":
+    text = _load_text(plan)
+    return lambda: text
 
 
 def _in_thread(work: "Callable[[], _T]") -> "Future[_T]":
