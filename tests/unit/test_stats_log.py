@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tiercel.api.http.stats_log import is_idle, keep_logging, stats_line
 from tiercel.engine.stats import EngineSnapshot
