@@ -20,7 +20,8 @@
 //   Q6_K             8 groups: f16 d, 32 B unused, then for each group two i8 scales (weights 0..15 and 16..31)
 // Scales stay as the file has them, because d * scale of Q4_K does not fit an f16.
 //
-// A float tile is [K][16] values of its type, rounded up to 64 bytes.
+// A float tile is [K][16] values of its type, rounded up to 64 bytes. BF16: [ceil(K / 2)][16] dwords, weight 2 j in the low and 2 j + 1 in
+// the high half of dword line j, so that a shift or a mask makes either a float.
 #pragma once
 
 #include "tiercel/kernels.hpp"
@@ -65,13 +66,6 @@ struct ActGroup {
   int32_t unused;
 };
 static_assert(sizeof(ActGroup) == 64);
-
-// The float panel kernel works on blocks of this many columns of K, rows of x and columns of W; its scratch is the block as f32 and one
-// accumulator an output.
-constexpr int64_t kFloatBlockK = 512;
-constexpr int64_t kFloatBlockRows = 96;
-constexpr int64_t kFloatBlockCols = 64;
-constexpr int64_t kFloatPanelBytes = (kFloatBlockK + kFloatBlockRows) * kFloatBlockCols * 4;
 
 // The integer panel kernel's scratch for one tile and group: 8 quads as bytes, two lines of scales (or, for Q6_K, three).
 constexpr int64_t kPanelGroupBytes = 512 + 192;

@@ -305,6 +305,14 @@ void pack_float(const TileRows& rows, int64_t k, uint8_t* tile) {
     }
 }
 
+// Two columns of K are one dword; a last odd one has a zero beside it.
+void pack_bf16(const TileRows& rows, int64_t k, uint8_t* tile) {
+  pack_float<uint32_t>(rows, k / 2, tile);
+  if (k % 2 == 0) return;
+  for (int lane = 0; lane < kTileRows; ++lane)
+    if (rows.row[lane]) write(tile + (k / 2 * kTileRows + lane) * 4, uint32_t{read<uint16_t>(rows.row[lane] + (k - 1) * 2)});
+}
+
 void pack_quantized(Format format, const TileRows& rows, int64_t k, uint8_t* tile) {
   const TileLayout layout = tile_layout(format);
   const PutUnit put = unit_writer(format);
@@ -363,8 +371,10 @@ void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t
       pack_expanded(format, source, k, to);
     else if (packed == Format::F32)
       pack_float<uint32_t>(source, k, to);
-    else if (layout.groups == 0)
+    else if (packed == Format::F16)
       pack_float<uint16_t>(source, k, to);
+    else if (packed == Format::BF16)
+      pack_bf16(source, k, to);
     else
       pack_quantized(format, source, k, to);
   }
@@ -372,9 +382,7 @@ void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t
 
 int64_t linear_thread_bytes(int64_t max_k, int64_t max_m) {
   (void)max_m; // the kernels block over rows
-  const int64_t integer = (max_k + kGroup - 1) / kGroup * kPanelTiles * kPanelGroupBytes;
-  const int64_t floating = kFloatPanelBytes;
-  return (integer > floating ? integer : floating) + 4096;
+  return (max_k + kGroup - 1) / kGroup * kPanelTiles * kPanelGroupBytes + 4096;
 }
 
 } // namespace tiercel

@@ -73,32 +73,41 @@ void quantized_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
   }
 }
 
-// F32, F16, BF16: a column of the tile.
-template <class T>
+// Weight k of output row `lane` in a tile of F32, F16 or BF16.
+template <Format F>
+TIERCEL_INLINE const uint8_t* float_at(const uint8_t* tile, int64_t k, int64_t lane) {
+  if constexpr (F == Format::BF16) return tile + (k / 2 * 16 + lane) * 4 + k % 2 * 2;
+  return tile + (k * 16 + lane) * (F == Format::F32 ? 4 : 2);
+}
+
+template <Format F>
 void float_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
   const uint8_t* tile = w.data + row / 16 * w.tile_bytes;
   const int64_t lane = row % 16;
-  T column[16];
   for (int64_t k0 = 0; k0 < w.k; k0 += 16) {
     const int n = static_cast<int>(w.k - k0 < 16 ? w.k - k0 : 16);
-    for (int i = 0; i < 16; ++i) {
-      column[i] = T{};
-      if (i < n) std::memcpy(&column[i], tile + ((k0 + i) * 16 + lane) * static_cast<int64_t>(sizeof(T)), sizeof(T));
-    }
     F16v v;
-    if constexpr (sizeof(T) == 4)
-      v = load(column);
-    else
-      v = w.format == Format::F16 ? load_f16(column) : load_bf16(column);
+    if constexpr (F == Format::F16) {
+      uint16_t halves[16] = {};
+      for (int i = 0; i < n; ++i) std::memcpy(&halves[i], float_at<F>(tile, k0 + i, lane), 2);
+      v = load_f16(halves);
+    } else {
+      constexpr size_t size = F == Format::F32 ? 4 : 2;
+      uint8_t floats[64] = {}; // a bf16 is the upper half of a float
+      for (int i = 0; i < n; ++i) std::memcpy(floats + 4 * i + 4 - size, float_at<F>(tile, k0 + i, lane), size);
+      float all[16];
+      std::memcpy(all, floats, 64);
+      v = load(all);
+    }
     store_n(y + k0, scaled(v, scale), n);
   }
 }
 
 void embed_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
   switch (w.format) {
-    case Format::F32: return float_row<float>(w, row, scale, y);
-    case Format::F16:
-    case Format::BF16: return float_row<uint16_t>(w, row, scale, y);
+    case Format::F32: return float_row<Format::F32>(w, row, scale, y);
+    case Format::F16: return float_row<Format::F16>(w, row, scale, y);
+    case Format::BF16: return float_row<Format::BF16>(w, row, scale, y);
     case Format::Q4_0: return quantized_row<Format::Q4_0>(w, row, scale, y);
     case Format::Q4_1: return quantized_row<Format::Q4_1>(w, row, scale, y);
     case Format::Q5_0: return quantized_row<Format::Q5_0>(w, row, scale, y);

@@ -52,9 +52,10 @@ TIERCEL_INLINE F16v load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256
 TIERCEL_INLINE void store_f16(uint16_t* p, F16v a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-TIERCEL_INLINE F16v load_bf16(const uint16_t* p) {
-  const __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
+// The low, and the high, bf16 of sixteen dwords.
+TIERCEL_INLINE F16v load_bf16_low(const uint8_t* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+TIERCEL_INLINE F16v load_bf16_high(const uint8_t* p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
 TIERCEL_INLINE float reduce_add(F16v a) {
   const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
@@ -122,10 +123,16 @@ TIERCEL_INLINE void store_f16(uint16_t* p, F16v x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, 0));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, 0));
 }
-TIERCEL_INLINE F16v load_bf16(const uint16_t* p) {
-  const __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)));
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+TIERCEL_INLINE F16v load_bf16_low(const uint8_t* p) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+}
+TIERCEL_INLINE F16v load_bf16_high(const uint8_t* p) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
+  return {_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))};
 }
 TIERCEL_INLINE float reduce_add(F16v x) {
   const __m256 h = _mm256_add_ps(x.a, x.b);
@@ -244,8 +251,16 @@ TIERCEL_INLINE F16v load_f16(const uint16_t* p) {
 TIERCEL_INLINE void store_f16(uint16_t* p, F16v a) {
   for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]);
 }
-TIERCEL_INLINE F16v load_bf16(const uint16_t* p) {
-  return lanes([&](int i) { return from_bits(static_cast<uint32_t>(p[i]) << 16); });
+TIERCEL_INLINE uint32_t dword(const uint8_t* p, int i) {
+  uint32_t u;
+  std::memcpy(&u, p + 4 * i, 4);
+  return u;
+}
+TIERCEL_INLINE F16v load_bf16_low(const uint8_t* p) {
+  return lanes([&](int i) { return from_bits(dword(p, i) << 16); });
+}
+TIERCEL_INLINE F16v load_bf16_high(const uint8_t* p) {
+  return lanes([&](int i) { return from_bits(dword(p, i) & 0xffff0000u); });
 }
 TIERCEL_INLINE float reduce_add(F16v a) {
   for (int h = 8; h >= 1; h /= 2)
