@@ -252,7 +252,7 @@ def test_no_field_is_both_served_and_refused():
         ("OPTIONS", "/v1/chat/completions", 405),
         ("POST", "/v1/embeddings", 501),
         ("POST", "/v1/responses", 501),
-        ("POST", "/v1/messages", 501),
+        ("POST", "/v2/embed", 501),
     ],
 )
 def test_routes_that_are_not_there_answer_in_the_same_shape(rig, method, path, status):

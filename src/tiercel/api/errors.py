@@ -5,7 +5,7 @@ memory, or the text of an error that was not raised for clients to read.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tiercel.base import errors
@@ -25,6 +25,21 @@ TYPES: Final[Mapping[int, str]] = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
+
+# The same, as Anthropic's clients know it.
+ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    431: "request_too_large",
+    503: "overloaded_error",
+}
+
+# Status, message and field at fault -> the body of an answer.
+Shape = Callable[[int, str, str | None], dict[str, Any]]
 
 # The nearest row up the tree counts, so that a new error has an answer before it has a row (a test asks for the row).
 STATUSES: Final[Mapping[type[errors.TiercelError], int]] = {
@@ -59,17 +74,29 @@ def status_of(error: errors.TiercelError) -> int:
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    """Give the one shape that errors have on every route."""
+    """Give the shape that errors have on every route but Anthropic's."""
     kind = TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def body_of(error: errors.TiercelError) -> dict[str, Any]:
+def anthropic_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """Give Anthropic's shape, which has no place for `param`: messages begin with it."""
+    del param
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def body_of(error: errors.TiercelError, shape: Shape = error_body) -> dict[str, Any]:
     """Give the body for an error that was raised on purpose."""
+    return shape(*told_of(error))
+
+
+def told_of(error: errors.TiercelError) -> tuple[int, str, str | None]:
+    """Give the status, message and field at fault of an error that was raised on purpose."""
     param = error.param if isinstance(error, errors.RequestError) else None
     if param is None and isinstance(error, errors.UnknownModel):
         param = "model"
-    return error_body(status_of(error), cleaned(str(error)), param)
+    return status_of(error), cleaned(str(error)), param
 
 
 def cleaned(message: str) -> str:

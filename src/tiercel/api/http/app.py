@@ -18,7 +18,14 @@ from tiercel.api.http import chat, completions, health, models, page, tokenize
 from tiercel.api.http.auth import route_path
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.gate import Gate
-from tiercel.api.http.responses import error_response, http_error_response, json_response, unexpected_response
+from tiercel.api.http.messages import handlers as messages
+from tiercel.api.http.responses import (
+    error_response,
+    http_error_response,
+    json_response,
+    shape_of,
+    unexpected_response,
+)
 from tiercel.api.http.running import ClientGone
 from tiercel.api.http.service import Service
 from tiercel.api.http.settings import ServerSettings
@@ -40,6 +47,8 @@ ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (
     ("GET", "/v1/models/{name:path}", models.one_model),
     ("POST", "/v1/chat/completions", chat.chat_completions),
     ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/messages", messages.messages),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("POST", "/tokenize", tokenize.tokenize),
     ("POST", "/detokenize", tokenize.detokenize),
 )
@@ -47,8 +56,6 @@ ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (
 # Routes that clients of OpenAI's and vLLM's servers know and this one does not have: better told than not found.
 NOT_BUILT: Final = (
     "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
@@ -82,27 +89,28 @@ def _route(service: Service, methods: list[str], path: str, handler: Handler) ->
     async def answered(request: Request) -> Response:
         state = request.scope["state"]
         state["handler"] = path
+        shape = shape_of(request.scope)
         try:
             return await handler(request, service)
         except TiercelError as error:
-            return _answer(error, state["request_id"])
+            return _answer(error, state["request_id"], shape)
         except HTTPException as error:
-            return http_error_response(error)
+            return http_error_response(error, shape)
         except ClientGone:
-            return json_response(errors.error_body(499, "client: it went away before the answer"), 499)
+            return json_response(shape(499, "client: it went away before the answer", None), 499)
         except Exception:  # noqa: BLE001  a request's boundary: logged with its id, and answered to it alone
             _log.error("request %s: %s failed", state["request_id"], path, exc_info=True)
-            return unexpected_response(state["request_id"])
+            return unexpected_response(state["request_id"], shape)
 
     return Route(path, answered, methods=methods)
 
 
-def _answer(error: TiercelError, request_id: str) -> Response:
+def _answer(error: TiercelError, request_id: str, shape: errors.Shape) -> Response:
     if errors.status_of(error) >= 500:
         _log.error("request %s: %s", request_id, error)
     else:
         _log.debug("request %s is refused: %s", request_id, error)
-    return error_response(error)
+    return error_response(error, shape)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -116,7 +124,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         error = HTTPException(405, f"route: {shown}; {allowed} is needed", error.headers)
-    return http_error_response(error)
+    return http_error_response(error, shape_of(request.scope))
 
 
 async def _not_built(request: Request, service: Service) -> Response:

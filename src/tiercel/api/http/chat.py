@@ -52,7 +52,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     check_stream(ask)
     request_id = request_id_of(request, ask)
     around = envelope(service, request_id, ask, "chat.completion")
-    start = service.start(lambda: _prepare(service, ask, request), around.id, is_stream=bool(ask.stream))
+    start = service.start(lambda: prepare_chat(service, ask, request), around.id, is_stream=bool(ask.stream))
     prepared, running = await until_gone(request.receive, start)
     answer = _ChatAnswer(service, ask, prepared, around)
     if ask.stream:
@@ -68,7 +68,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
         answer.end(running)
 
 
-def _prepare(service: Service, ask: ChatRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
+def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
     """Check, write and cut the prompt. Runs on a thread of the server."""
     max_model_len = service.engine.max_model_len
     params = chat_params(ask, service.defaults, service.settings, max_model_len)

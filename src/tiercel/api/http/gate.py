@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tiercel.api.http.answer import is_good_id
 from tiercel.api.http.auth import METRICS_PATHS, OPEN_PATHS, Keys, route_path
 from tiercel.api.http.page import page_response
-from tiercel.api.http.responses import RETRY_AFTER, http_error_response
+from tiercel.api.http.responses import RETRY_AFTER, http_error_response, is_anthropic, shape_of
 from tiercel.api.http.tracing import HeaderWarner
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tiercel.api.http.service import Service
 
-GENERATION_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATION_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 _NOT_COUNTED: Final = OPEN_PATHS | METRICS_PATHS | {"/load"}
 
 
@@ -56,10 +56,11 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message["headers"], *((name, request_id.encode()) for name in id_headers)]
             await send(message)
 
         path = route_path(scope)
+        id_headers = (b"x-request-id", b"request-id") if is_anthropic(path) else (b"x-request-id",)
         try:
             refusal = self._refusal(scope, path)
             if refusal is not None:
@@ -92,6 +93,7 @@ class Gate:
         n_bytes = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > settings.n_headers_max or n_bytes > settings.header_bytes_max:
             return _refused(
+                scope,
                 431,
                 f"headers: {len(headers)} of {n_bytes} bytes; at most {settings.n_headers_max} of "
                 f"{settings.header_bytes_max} bytes are read; send fewer",
@@ -101,6 +103,7 @@ class Gate:
             if path == "/" and settings.has_page and scope["method"] == "GET":
                 return page_response(401)  # it asks for the key itself
             return _refused(
+                scope,
                 401,
                 "key: none that this server knows; send one as Authorization: Bearer KEY, or as x-api-key: KEY",
                 {"www-authenticate": "Bearer"},
@@ -108,12 +111,14 @@ class Gate:
         if path in GENERATION_PATHS:
             if self.service.is_draining:
                 return _refused(
+                    scope,
                     503,
                     "server: it is shutting down; send the request to another, or later",
                     {**RETRY_AFTER, "connection": "close"},
                 )
             if self.service.n_open >= settings.n_open_max:
                 return _refused(
+                    scope,
                     429,
                     f"server: {self.service.n_open} requests are under way, the most it takes; try again later",
                     dict(RETRY_AFTER),
@@ -132,8 +137,8 @@ def _request_id(scope: Scope) -> tuple[str, bool]:
     return uuid.uuid4().hex, False
 
 
-def _refused(status: int, message: str, headers: dict[str, str]) -> "Response":
-    return http_error_response(HTTPException(status, message, headers))
+def _refused(scope: Scope, status: int, message: str, headers: dict[str, str]) -> "Response":
+    return http_error_response(HTTPException(status, message, headers), shape_of(scope))
 
 
 def _method(scope: Scope) -> str:

@@ -7,7 +7,7 @@ before the response returns, so the engine's request is freed within a step.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from starlette.responses import Response
@@ -29,8 +29,18 @@ def frame(value: Any) -> bytes:
     return b"data: " + _encoder.encode(value) + b"\n\n"
 
 
+def named_frame(name: str, value: Any) -> bytes:
+    """Give one event with a name."""
+    return b"event: " + name.encode() + b"\n" + frame(value)
+
+
 class EventStream(Response):
-    """A response of frames as they come, `[DONE]` last. What fails after its start is told in a frame."""
+    """A response of frames as they come, `end` last. What fails after its start is told in a frame.
+
+    `end` and `error_frame` are OpenAI's; routes of another shape derive their own.
+    """
+
+    end: ClassVar[bytes] = DONE
 
     def __init__(
         self,
@@ -80,8 +90,14 @@ class EventStream(Response):
             async for piece in self._frames:
                 yield piece
         except TiercelError as error:
-            yield frame(errors.body_of(error))
+            yield self.error_frame(*errors.told_of(error))
         except Exception:  # noqa: BLE001  a request's boundary: logged, and answered to it alone
             _log.error("request %s: its stream failed", self._request_id, exc_info=True)
-            yield frame(errors.error_body(500, errors.UNEXPECTED.format(self._request_id)))
-        yield DONE
+            yield self.error_frame(500, errors.UNEXPECTED.format(self._request_id), None)
+        if self.end:
+            yield self.end
+
+    @staticmethod
+    def error_frame(status: int, message: str, param: str | None) -> bytes:
+        """Give the frame that tells an error."""
+        return frame(errors.error_body(status, message, param))

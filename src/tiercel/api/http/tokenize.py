@@ -44,7 +44,6 @@ async def detokenize(request: Request, service: Service) -> Response:
 def _tokenize(service: Service, ask: TokenizeRequest) -> tuple[list[int], list[str] | None]:
     if (ask.prompt is None) == (ask.messages is None):
         raise RequestError("prompt: one of prompt and messages is needed; send one", param="prompt")
-    tokenizer = service.tokenizer
     if ask.tools is not None:
         check_tools(ask.tools, service.settings)
     if ask.messages is not None:
@@ -52,11 +51,19 @@ def _tokenize(service: Service, ask: TokenizeRequest) -> tuple[list[int], list[s
     else:
         assert ask.prompt is not None
         text = ask.prompt
+    special = ask.messages is None if ask.add_special_tokens is None else ask.add_special_tokens
+    token_ids = encode_any(service, text, add_special_tokens=special)
+    return token_ids, [service.tokenizer.token_text(i) for i in token_ids] if ask.return_token_strs else None
+
+
+def encode_any(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Cut a text into tokens, whether or not it fits the model's context.
+
+    Raises: RequestError: it is too long even to be counted, or the model has no tokenizer.
+    """
     if len(text) > _CHARS_MAX:
         raise RequestError(f"prompt: {len(text)} characters; at most {_CHARS_MAX} are cut at once", param="prompt")
-    special = ask.messages is None if ask.add_special_tokens is None else ask.add_special_tokens
-    token_ids = tokenizer.encode(text, add_special_tokens=special)
-    return token_ids, [tokenizer.token_text(i) for i in token_ids] if ask.return_token_strs else None
+    return service.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _detokenize(service: Service, token_ids: list[int]) -> str:
