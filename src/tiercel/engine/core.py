@@ -1,8 +1,9 @@
 """The engine's loop: takes commands, has steps planned, runs them, and says what came of them. Knows no text, no client
 and no policy: `engine.scheduler` decides, `engine.client` understands.
 
-Threads: everything but `add`, `finish`, `reset_prefix_cache`, `shutdown`, `is_alive` and `snapshot` runs on one thread,
-the one in `run_loop` (or, in a test, the caller of `step_once`). Other threads reach it through one queue of commands.
+Threads: everything but `add`, `finish`, `call_soon`, `reset_prefix_cache`, `shutdown`, `is_alive` and `snapshot` runs
+on one thread, the one in `run_loop` (or, in a test, the caller of `step_once`). Other threads reach it through one
+queue of commands.
 
 One round of the loop: take commands; if fewer than `depth` steps are under way, plan one and submit it; deliver the
 updates of the step collected last; then wait for the oldest step. So planning and delivering happen while a step
@@ -103,7 +104,8 @@ class EngineCore:
     @property
     def is_alive(self) -> bool:
         """Whether sequences that were accepted will be computed."""
-        return not self._is_dead and not self._is_a_copy
+        thread = self._thread
+        return not (self._is_dead or self._is_a_copy or (thread is not None and not thread.is_alive()))
 
     @property
     def _is_a_copy(self) -> bool:
@@ -139,6 +141,10 @@ class EngineCore:
     def finish(self, sequence_ids: Iterable[str], reason: str = "abort") -> None:
         """End sequences, wherever they are. Ids that are unknown or have ended are no error."""
         self._commands.put(partial(self._do_finish, list(sequence_ids), reason))
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Run `work`, which must be short and not fail, on the engine's thread, between two steps."""
+        self._commands.put(work)
 
     def reset_prefix_cache(self) -> "Future[bool]":
         """Forget what is cached; the result is False, and nothing is forgotten, while anything runs."""

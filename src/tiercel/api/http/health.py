@@ -10,9 +10,10 @@ from tiercel.api.http.service import Service
 
 
 async def health(request: Request, service: Service) -> Response:
-    """Say whether the engine lives; empty, as vLLM's."""
+    """Say whether every thread lives and answers; empty when they do, as vLLM's."""
     del request
-    return Response(status_code=200 if service.engine.client.is_alive else 503)
+    silent = service.silent_threads()
+    return json_response({"status": "dead", "threads": silent}, 503) if silent else Response(status_code=200)
 
 
 async def ready(request: Request, service: Service) -> Response:

@@ -19,6 +19,7 @@ import msgspec
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.metrics import Metrics
 from tiercel.api.http.params import usable_defaults
+from tiercel.api.http.probe import Probe
 from tiercel.api.http.running import Running
 from tiercel.api.http.settings import ServerSettings
 from tiercel.api.http.tracing import make_tracer, note_running
@@ -67,6 +68,10 @@ class Service:
         self._is_aborting = False
         self._running: set[Running] = set()
         self._pool = ThreadPoolExecutor(settings.n_threads, "tiercel-api")
+        self._probes = {
+            "engine": Probe(engine.client.core.call_soon, settings.thread_stall_s),
+            "api": Probe(self._pool.submit, settings.thread_stall_s),
+        }
         self.parsers = _choose_parsers(engine.tokenizer, settings)
         self._template = _compile_template(engine.tokenizer, has_tools=False)
         source = _template_source(engine.tokenizer, has_tools=True)
@@ -80,6 +85,14 @@ class Service:
     def is_ready(self) -> bool:
         """Whether a request that comes now would be served."""
         return self.engine.client.is_alive and not self.is_draining
+
+    def silent_threads(self) -> list[str]:
+        """Name the threads that ended or are stuck; asks each, and waits for none. For the event loop, which answers
+        for itself.
+        """
+        if not self.engine.client.is_alive:
+            return ["engine"]
+        return [name for name, probe in self._probes.items() if not probe.is_answering()]
 
     @property
     def tokenizer(self) -> Tokenizer:

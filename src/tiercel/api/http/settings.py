@@ -23,6 +23,9 @@ class ServerSettings:
     body_bytes_max       64 MiB, of a request
     read_stall_s         60: a body that comes more slowly than this between two pieces is given up
     write_stall_s        60: a reader that takes nothing for so long loses its request
+    thread_stall_s       120: a thread that has not answered for so long is dead to /health; no step takes half of it
+    has_docs             /docs and /openapi.json are served
+    has_tokenizer_info   /tokenizer_info is served: it tells all there is to know of the tokenizer
     keep_alive_s         5, idle, as uvicorn and vLLM
     header_bytes_max     64 KiB, of one request; n_headers_max 256
     n_outputs_max        128: `n` of a request, before anything is copied
@@ -48,6 +51,9 @@ class ServerSettings:
     body_bytes_max: int = 64 << 20
     read_stall_s: float = 60.0
     write_stall_s: float = 60.0
+    thread_stall_s: float = 120.0
+    has_docs: bool = True
+    has_tokenizer_info: bool = False
     keep_alive_s: int = 5
     header_bytes_max: int = 64 << 10
     n_headers_max: int = 256
