@@ -7,7 +7,7 @@ before the response returns, so the engine's request is freed within a step.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
@@ -35,12 +35,7 @@ def named_frame(name: str, value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """A response of frames as they come, `end` last. What fails after its start is told in a frame.
-
-    `end` and `error_frame` are OpenAI's; routes of another shape derive their own.
-    """
-
-    end: ClassVar[bytes] = DONE
+    """A response of frames as they come, then its terminator. What fails after its start is told in a frame."""
 
     def __init__(
         self,
@@ -49,6 +44,7 @@ class EventStream(Response):
         on_close: Callable[[], None],
         write_stall_s: float,
         request_id: str,
+        terminator: bytes = DONE,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -57,6 +53,7 @@ class EventStream(Response):
         self._on_close = on_close
         self._write_stall_s = write_stall_s
         self._request_id = request_id
+        self._terminator = terminator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream; return when it is written, or when nobody reads it any more."""
@@ -94,10 +91,10 @@ class EventStream(Response):
         except Exception:  # noqa: BLE001  a request's boundary: logged, and answered to it alone
             _log.error("request %s: its stream failed", self._request_id, exc_info=True)
             yield self.error_frame(500, errors.UNEXPECTED.format(self._request_id), None)
-        if self.end:
-            yield self.end
+        if self._terminator:
+            yield self._terminator
 
     @staticmethod
     def error_frame(status: int, message: str, param: str | None) -> bytes:
-        """Give the frame that tells an error."""
+        """Give the frame that tells an error. Routes of another shape derive their own."""
         return frame(errors.error_body(status, message, param))

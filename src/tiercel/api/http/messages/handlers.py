@@ -42,8 +42,6 @@ _INLINE_CHARS_MAX: Final = 64 << 10
 class _MessageStream(EventStream):
     """A stream of named events, which `message_stop` or `error` ends."""
 
-    end = b""
-
     @staticmethod
     def error_frame(status: int, message: str, param: str | None) -> bytes:
         return _event(errors.anthropic_body(status, message, param))
@@ -64,6 +62,7 @@ async def messages(request: Request, service: Service) -> Response:
             on_close=lambda: answer.end(running),
             write_stall_s=service.settings.write_stall_s,
             request_id=request_id,
+            terminator=b"",
         )
     try:
         return json_response(await until_gone(request.receive, answer.whole(running)))
