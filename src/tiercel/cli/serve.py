@@ -45,6 +45,8 @@ class ServeConfig:
     reasoning_parser: str = "auto"
     otlp_traces_endpoint: str | None = None
     stats_interval_s: float = 10.0
+    has_docs: bool = True
+    has_tokenizer_info: bool = False
 
 
 def configure(parser: CommandParser) -> None:
@@ -93,6 +95,13 @@ def configure(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--disable-log-stats", action="store_true", help="do not log throughput and load every ten seconds"
+    )
+    parser.add_argument("--disable-fastapi-docs", action="store_true", help="serve no /docs and no /openapi.json")
+    parser.add_argument(
+        "--enable-offline-docs", action="store_true", help="accepted for vLLM's sake: /docs fetches nothing"
+    )
+    parser.add_argument(
+        "--enable-tokenizer-info-endpoint", action="store_true", help="let /tokenizer_info tell all of the tokenizer"
     )
     add_model_source(parser)
     add_options(parser, ENGINE_OPTIONS, title="engine")
@@ -145,6 +154,8 @@ def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
         reasoning_parser=args.reasoning_parser,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         stats_interval_s=0.0 if args.disable_log_stats else 10.0,
+        has_docs=not args.disable_fastapi_docs,
+        has_tokenizer_info=args.enable_tokenizer_info_endpoint,
     )
 
 
@@ -187,6 +198,8 @@ def start_server(config: ServeConfig) -> int | None:
         reasoning_parser=config.reasoning_parser,
         otlp_traces_endpoint=config.otlp_traces_endpoint,
         stats_interval_s=config.stats_interval_s,
+        has_docs=config.has_docs,
+        has_tokenizer_info=config.has_tokenizer_info,
     )
     return serve(settings, lambda: build_facade(config))
 

@@ -3,6 +3,7 @@
 A handler is `async (request, service) -> Response`. What it raises is answered here, once for all routes.
 """
 
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tiercel.api import errors
-from tiercel.api.http import chat, completions, health, models, page, tokenize
+from tiercel.api.http import chat, completions, health, models, openapi, page, pooling, tokenize
 from tiercel.api.http.auth import route_path
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.gate import Gate
@@ -51,23 +52,29 @@ ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("POST", "/tokenize", tokenize.tokenize),
     ("POST", "/detokenize", tokenize.detokenize),
+    ("GET", "/tokenizer_info", tokenize.tokenizer_info),
+    ("POST", "/v1/embeddings", pooling.embeddings),
+    ("POST", "/pooling", pooling.pooling),
+    ("POST", "/classify", pooling.classify),
+    ("POST", "/score", pooling.score),
+    ("POST", "/v1/score", pooling.score),
+    ("POST", "/rerank", pooling.rerank),
+    ("POST", "/v1/rerank", pooling.rerank),
+    ("POST", "/v2/rerank", pooling.rerank),
 )
+DOCS_ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (
+    ("GET", "/openapi.json", openapi.openapi),
+    ("GET", "/docs", openapi.docs),
+)
+PAGE_ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (("GET", "/", page.show_page),)
 
 # Routes that clients of OpenAI's and vLLM's servers know and this one does not have: better told than not found.
 NOT_BUILT: Final = (
     "/v1/responses",
-    "/v1/embeddings",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/v1/chat/completions/batch",
-    "/v1/score",
-    "/v1/rerank",
-    "/v2/rerank",
     "/v2/embed",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/rerank",
 )
 
 
@@ -76,12 +83,19 @@ def make_app(engine: EngineFacade, settings: ServerSettings) -> Gate:
     service = Service(engine, settings)
     # The engine's thread reads the listener anew each step; nothing runs yet, so nothing is missed.
     engine.client.core.set_listener(service.metrics)
-    routes = [_route(service, methods.split(), path, handler) for methods, path, handler in ROUTES]
-    routes += [_route(service, ["POST"], path, _not_built) for path in NOT_BUILT]
+    served = [*ROUTES]
+    if settings.has_docs:
+        served += DOCS_ROUTES
     if settings.has_page:
-        routes.append(_route(service, ["GET"], "/", page.show_page))
+        served += PAGE_ROUTES
+    routes = [_route(service, methods.split(), path, handler) for methods, path, handler in served]
+    routes += [_route(service, ["POST"], path, _not_built) for path in NOT_BUILT]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_http_error})
     app.router.redirect_slashes = False
+    listed = [(methods, path, (handler.__doc__ or "").partition("\n")[0]) for methods, path, handler in served]
+    missing = [("POST", path, "Not there yet.") for path in NOT_BUILT]
+    # Written when somebody asks: the server's start does not wait for it.
+    app.state.openapi = functools.cache(lambda: openapi.document([*listed, *missing], has_keys=bool(settings.api_keys)))
     return Gate(app, service)
 
 

@@ -1,7 +1,8 @@
-"""/tokenize and /detokenize: the model's own cut of texts and chats, and back."""
+"""/tokenize, /detokenize and /tokenizer_info: the model's own cut of texts and chats, and back."""
 
-from typing import Final
+from typing import Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +13,7 @@ from tiercel.api.http.schema import DetokenizeRequest, TokenizeRequest
 from tiercel.api.http.service import Service
 from tiercel.api.http.tools import check_tools
 from tiercel.base.errors import RequestError
+from tiercel.text.tokenizer import Tokenizer
 
 # Longer than any context, as counting what does not fit is what the route is for; about a second of one core.
 _CHARS_MAX: Final = 4 << 20
@@ -39,6 +41,32 @@ async def detokenize(request: Request, service: Service) -> Response:
     ask = await read(request, service, DetokenizeRequest)
     service.check_model(ask.model)
     return json_response({"prompt": await service.in_thread(_detokenize, service, ask.tokens)})
+
+
+async def tokenizer_info(request: Request, service: Service) -> Response:
+    """Describe the tokenizer in the words of tokenizer_config.json; served when the server was told to."""
+    del request
+    if not service.settings.has_tokenizer_info:
+        raise HTTPException(404, "route: it is off; start the server with --enable-tokenizer-info-endpoint")
+    return json_response(await service.in_thread(_info, service.tokenizer, service.engine.max_model_len))
+
+
+def _info(tokenizer: Tokenizer, max_model_len: int) -> dict[str, Any]:
+    def text(token_id: int | None) -> str | None:
+        return None if token_id is None else tokenizer.token_text(token_id)
+
+    special = sorted(tokenizer.special_ids)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_model_len,
+        "vocab_size": tokenizer.vocab_size,
+        "bos_token": text(tokenizer.bos_id),
+        "eos_token": text(tokenizer.eos_ids[0] if tokenizer.eos_ids else None),
+        "pad_token": text(tokenizer.pad_id),
+        "add_bos_token": tokenizer.add_bos,
+        "added_tokens_decoder": {str(i): {"content": text(i), "special": True} for i in special},
+        "chat_template": tokenizer.chat_template or dict(tokenizer.chat_templates) or None,
+    }
 
 
 def _tokenize(service: Service, ask: TokenizeRequest) -> tuple[list[int], list[str] | None]:
