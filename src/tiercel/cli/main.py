@@ -20,6 +20,7 @@ from tiercel.base.errors import ConfigError, TiercelError
 COMMANDS = {
     "run": ("tiercel.cli.run", "answer a prompt, or chat, with a model on this machine"),
     "serve": ("tiercel.cli.serve", "serve a model over HTTP, with OpenAI's routes"),
+    "run-batch": ("tiercel.cli.run_batch", "answer a file of requests, without a server"),
     "pull": ("tiercel.cli.pull", "fetch a model to this machine"),
     "list": ("tiercel.cli.list_", "list the models that have a short name, and those that are here"),
     "show": ("tiercel.cli.show", "describe a model: its shape, program, and kernels"),

@@ -1,0 +1,131 @@
+"""`tiercel run-batch`: a file of requests to a file of answers, by an engine of this process. Checks its flags, opens
+the files before a model is loaded, and leaves either a whole output or none under its name.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from tiercel.base.config import engine_options
+from tiercel.base.errors import ConfigError
+from tiercel.cli.options import ENGINE_OPTIONS, REMOVED_FLAGS, add_options, given_options
+from tiercel.cli.parsing import CommandParser, checked
+from tiercel.cli.run import add_model_source, find_model
+from tiercel.cli.run_request import RunRequest
+from tiercel.cli.serve import ServeConfig, build_facade
+
+if TYPE_CHECKING:
+    from tiercel.api.http.batch import BatchCounts
+    from tiercel.api.http.facade import EngineFacade
+
+_NO_SERVER = "nothing is listened on here; leave it out"
+
+
+def configure(parser: CommandParser) -> None:
+    """Give `parser` what `run-batch` takes."""
+    parser.usage = "tiercel run-batch -i IN.jsonl -o OUT.jsonl [--model MODEL] [flags]"
+    parser.epilog = (
+        'A line of the input: {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}. '
+        "The exit code is 0 when every line was answered, 1 when some were refused or failed: their answers say why."
+    )
+    parser.removed |= REMOVED_FLAGS | {
+        "host": _NO_SERVER,
+        "port": _NO_SERVER,
+        "url": _NO_SERVER,
+        "enable-metrics": _NO_SERVER,
+        "output-tmp-dir": "answers are written beside the output; leave it out",
+    }
+    parser.add_argument(
+        "-i", "--input-file", type=checked(_local), required=True, metavar="FILE", help="requests, one a line"
+    )
+    parser.add_argument(
+        "-o", "--output-file", type=checked(_local), required=True, metavar="FILE", help="where the answers go"
+    )
+    parser.add_argument("--model", metavar="MODEL", help="a folder, .gguf file, catalogue name or org/name")
+    parser.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that lines may use for the model")
+    parser.add_argument("--tool-call-parser", default="auto", metavar="NAME", help="as of serve")
+    parser.add_argument("--reasoning-parser", default="auto", metavar="NAME", help="as of serve")
+    add_model_source(parser)
+    add_options(parser, ENGINE_OPTIONS, title="engine")
+
+
+def execute(args: Any) -> int:
+    """Answer the file; 1 if a line was not answered with 200."""
+    options = given_options(args, ENGINE_OPTIONS)
+    engine_options(**options)
+    partial = args.output_file.with_name(args.output_file.name + ".partial")
+    with args.input_file.open("rb") as requests, partial.open("wb") as answers:
+        found = find_model(RunRequest(args.model, None), offline=args.offline, revision=args.revision)
+        config = ServeConfig(
+            model=str(found.path),
+            host="127.0.0.1",
+            port=0,
+            served_names=tuple(args.served_model_name or (found.display_name,)),
+            shutdown_s=0.0,
+            engine_options=options,
+            tool_call_parser=args.tool_call_parser,
+            reasoning_parser=args.reasoning_parser,
+        )
+        try:
+            counts = _answer(config, requests, answers)
+        except BaseException:
+            answers.flush()
+            if answers.tell():
+                print(f"tiercel run-batch: the answers so far are in {partial}", file=sys.stderr)
+            raise
+        answers.flush()
+        os.fsync(answers.fileno())
+    partial.replace(args.output_file)
+    failed = f", {counts.n_failed} of them refused or failed" if counts.n_failed else ""
+    print(f"tiercel run-batch: {counts.n_lines} lines{failed}; the answers are in {args.output_file}", file=sys.stderr)
+    return 1 if counts.n_failed else 0
+
+
+def _local(text: str) -> Path:
+    if "://" in text:
+        raise ConfigError(f"got {text[:200]!r}; need a file of this machine: fetch it first, or send it afterwards")
+    path = Path(text)
+    if path.is_dir():
+        raise ConfigError(f"got {text[:200]!r}, a folder; need a file")
+    return path
+
+
+def _answer(config: ServeConfig, requests: BinaryIO, answers: BinaryIO) -> "BatchCounts":
+    from tqdm import tqdm
+
+    from tiercel.api.http.settings import ServerSettings
+
+    settings = ServerSettings(
+        served_names=config.served_names,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        has_docs=False,
+    )
+    n_lines = sum(1 for line in requests if line.strip())
+    requests.seek(0)
+    engine = build_facade(config)
+    try:
+        with tqdm(total=n_lines, unit="line", file=sys.stderr, disable=None) as bar:
+            return asyncio.run(_run(engine, settings, requests, answers, bar))
+    finally:
+        engine.close()
+
+
+async def _run(engine: "EngineFacade", settings: Any, requests: BinaryIO, answers: BinaryIO, bar: Any) -> "BatchCounts":
+    from tiercel.api.http.app import make_app
+    from tiercel.api.http.batch import answer_batch, read_lines
+
+    app = make_app(engine, settings)
+    try:
+        return await answer_batch(
+            app,
+            read_lines(requests, settings.body_bytes_max),
+            answers.write,
+            # Twice what is computed together: the next ones are read, rendered and queued meanwhile.
+            n_at_once=2 * engine.client.core.config.max_num_seqs,
+            on_answer=bar.update,
+        )
+    finally:
+        app.service.close()
