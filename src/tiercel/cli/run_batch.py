@@ -102,6 +102,7 @@ def _answer(config: ServeConfig, requests: BinaryIO, answers: BinaryIO) -> "Batc
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
         has_docs=False,
+        has_page=False,
     )
     n_lines = sum(1 for line in requests if line.strip())
     requests.seek(0)
