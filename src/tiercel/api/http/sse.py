@@ -72,13 +72,19 @@ class EventStream(Response):
             await self._frames.aclose()
 
     async def _write(self, send: Send) -> None:
+        watch = _StallWatch(self._write_stall_s)
         try:
             async for piece in self._told():
-                async with asyncio.timeout(self._write_stall_s):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except TimeoutError:
+                watch.begin()
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                watch.end()
+        except asyncio.CancelledError:
+            if not watch.is_stalled:
+                raise
             _log.info("request %s: its reader took nothing for %g s; dropped", self._request_id, self._write_stall_s)
             return
+        finally:
+            watch.close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _told(self) -> AsyncGenerator[bytes, None]:
@@ -98,3 +104,43 @@ class EventStream(Response):
     def error_frame(status: int, message: str, param: str | None) -> bytes:
         """Give the frame that tells an error. Routes of another shape derive their own."""
         return frame(errors.error_body(status, message, param))
+
+
+class _StallWatch:
+    """Cancels the task that made it when one of its writes takes longer than `limit_s`.
+
+    One timer for the whole stream, set again only when it runs out: a timer for each frame was a seventh of what a
+    frame costs, which the cores that compute the tokens pay.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.is_stalled = False
+        self._task = task
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._began_s: float | None = None
+        self._timer = self._loop.call_later(limit_s, self._look)
+
+    def begin(self) -> None:
+        """Note that a write begins."""
+        self._began_s = self._loop.time()
+
+    def end(self) -> None:
+        """Note that it is done."""
+        self._began_s = None
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        began_s = now_s if self._began_s is None else self._began_s
+        left_s = began_s + self._limit_s - now_s
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+            return
+        self.is_stalled = True
+        self._task.cancel()
