@@ -93,4 +93,21 @@ def open_engine(model: str | None, options: Mapping[str, Any]) -> LocalEngine:
     """Load `model`. Prefix caching is off unless the options say otherwise: repeated prompts must be computed."""
     from tiercel.llm.llm import LLM
 
-    return OurEngine(LLM(model, **{"enable_prefix_caching": False, **options}))
+    return OurEngine(LLM(model, **with_defaults(options)))
+
+
+def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine's options as a benchmark means them."""
+    return {"enable_prefix_caching": False, **options}
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Return the engine's options as flags of a command line."""
+    words = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return words

@@ -27,6 +27,7 @@ from tiercel.base.errors import RequestFailed
 from tiercel.base.machine import usable_cpus
 from tiercel.bench import machine
 from tiercel.bench.offline import Field, Told, make_row
+from tiercel.bench.ours import option_words
 from tiercel.bench.peers import PeerFailed, about, environment, peer_command
 from tiercel.bench.rows import OURS, Contestant, Row, spread
 
@@ -99,25 +100,8 @@ def bench(who: Field, told: Told, *, on_note: Callable[[str], None] = lambda _: 
 
 def our_command(model: Path, options: Mapping[str, Any]) -> Command:
     """Return the command that answers one token with ours, greedily."""
-    words = [
-        sys.executable,
-        "-m",
-        "tiercel",
-        "run",
-        "--raw",
-        "--max-tokens",
-        "1",
-        "--temperature",
-        "0",
-        "-m",
-        str(model),
-    ]
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
+    words = [sys.executable, "-m", "tiercel", "run", "--raw", "--max-tokens", "1", "--temperature", "0"]
+    words += ["-m", str(model), *option_words(options)]
     return Command(OURS, (*words, PROMPT))
 
 

@@ -271,6 +271,30 @@ def _execute_throughput(args: Any, command: str) -> int:
     return _finish(args, throughput.bench(who, _told(case, command), work, on_note=bench_serve.note))
 
 
+def _configure_served(parser: CommandParser) -> None:
+    _add_numbers(
+        parser,
+        (
+            ("num-prompts", "requests at once (default: 32)"),
+            ("input-len", "tokens of each prompt (default: 128)"),
+            ("output-len", "tokens of each answer (default: 128)"),
+        ),
+    )
+    _add_field(parser, n_rounds=5, n_warmups=1)
+
+
+def _execute_served(args: Any, command: str) -> int:
+    from tiercel.bench import served
+
+    case = _case(args, "served")
+    share = dict(case.work)
+    who = _field(args, share)
+    if who.peers:
+        raise ConfigError("bench served: got --peer; it compares ours with ours; leave it out")
+    work = _work(served.ServedWork, args, case.name, share)
+    return _finish(args, served.bench(who, _told(case, command), work, on_note=bench_serve.note))
+
+
 def _configure_startup(parser: CommandParser) -> None:
     _add_field(parser, n_rounds=7, n_warmups=1)
 
@@ -341,6 +365,7 @@ COMMANDS: Mapping[str, _Command] = {
     "throughput": _Command(
         "how fast many requests are done that come at once", _configure_throughput, _execute_throughput
     ),
+    "served": _Command("what is left of the offline rate over HTTP", _configure_served, _execute_served),
     "startup": _Command("how soon a new process answers, and its peak memory", _configure_startup, _execute_startup),
     "ops": _Command("each op's time, cost and fraction of the machine's limit", _configure_ops, _execute_ops),
     "serve": _Command(

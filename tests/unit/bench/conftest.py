@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 from bench_fakes import FakeEngine, write_peers
 
@@ -26,3 +28,11 @@ def peers(tmp_path):
 def no_checkout(monkeypatch):
     """Run as if installed, far from any checkout."""
     monkeypatch.setattr(machine, "checkout", lambda: None)
+
+
+@pytest.fixture
+def closed_url():
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -1,5 +1,4 @@
 import json
-import socket
 
 import fake_servers
 import pytest
@@ -76,13 +75,6 @@ def test_some_requests_may_fail_and_the_others_count(capsys, no_checkout):
     assert (told["completed"], told["failures"]) == (2, {"died": 2})
     assert told["max_concurrent_requests"] == 1
     assert told["total_output_tokens"] == 6
-
-
-@pytest.fixture
-def closed_url():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 def test_a_server_that_is_not_there_is_refused(capsys, no_checkout, closed_url):
