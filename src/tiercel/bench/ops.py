@@ -2,12 +2,19 @@
 
 A step of `n_tokens` tokens in `n_sequences` sequences that each have `context` tokens before them is repeated; the
 native runner tells each op's time. Ops that are alike (kind, shape, format) are one line. The machine's limits are
-measured first (`limits`). What an op reads is taken to come from memory if it is weights or keys and values, with the
-whole step as the working set, and from cache if it is activations alone.
+measured before and after, and the better is taken (`limits`). What an op reads is taken to come from memory if it is
+weights or keys and values, with the whole step as the working set, and from cache if it is activations alone.
+
+Measures of a repetition: `step_us`, from submission to the result; `read_frac`, the least time in which what the step
+reads can be read, at the rate of a working set of that size, over `step_us`; `memory_read_frac`, the same at the rate
+of the largest set, which no cache holds; `arithmetic_frac`, the least time in which the step's arithmetic can be done,
+over `step_us`; `linears_frac`, the linears' alone, over their own time. Arithmetic is held against the ceiling of the
+weights' format (`limits.ceiling_frac`). Then one measure for each line of ops.
 """
 
 import dataclasses
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +28,7 @@ from tiercel.bench.offline import Told, make_row
 from tiercel.bench.rows import OURS, Contestant, Row, percentile, spread
 
 if TYPE_CHECKING:
-    from tiercel.ops.lowered import NativeOp
+    from tiercel.ops.lowered import LinearGroup, NativeOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +67,8 @@ class OpLine:
     is_int8: bool
     is_from_memory: bool
     ns: tuple[int, ...]
+    is_linear: bool = False
+    ceiling_frac: float = 1.0
 
     @property
     def one_us(self) -> float:
@@ -71,6 +80,11 @@ class OpLine:
         working_set = step_bytes if self.is_from_memory else self.nbytes
         floor_s = limits.floor_s(self.nbytes, self.flops, is_int8=self.is_int8, working_set_bytes=working_set)
         return floor_s / (self.one_us / 1e6)
+
+    def arithmetic_s(self, limits: Limits) -> float:
+        """Return the least time in which the arithmetic of all of them can be done."""
+        rate = limits.int8_gop_s * self.ceiling_frac if self.is_int8 else limits.f32_gflop_s
+        return self.n * self.flops / (rate * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,24 @@ class OpsResult:
     @property
     def step_bytes(self) -> int:
         """Bytes that a step reads from memory at least."""
-        return sum(line.n * line.nbytes for line in self.lines if line.is_from_memory)
+        return bytes_from_memory(self.lines)
+
+    def fractions(self) -> dict[str, list[float]]:
+        """Return, for each repetition, how near the step came to each of the machine's limits."""
+        read_us, memory_us = (
+            self.step_bytes / self.limits.read_rate(size) / 1e3 for size in (self.step_bytes, math.inf)
+        )
+        linears = [line for line in self.lines if line.is_linear]
+        arithmetic_us, linears_us = (
+            1e6 * sum(line.arithmetic_s(self.limits) for line in lines) for lines in (self.lines, linears)
+        )
+        took_us = [sum(ns) / 1e3 for ns in zip(*(line.ns for line in linears), strict=True)]
+        return {
+            "read_frac": [read_us / us for us in self.step_us],
+            "memory_read_frac": [memory_us / us for us in self.step_us],
+            "arithmetic_frac": [arithmetic_us / us for us in self.step_us],
+            "linears_frac": [linears_us / us for us in took_us if us > 0],
+        }
 
     def table(self) -> str:
         """Return the lines as a table, longest first."""
@@ -102,6 +133,11 @@ class OpsResult:
         told.append(
             f"step {step_us:,.1f} us, ops {total_ns / 1e3:,.1f} us, the rest {step_us - total_ns / 1e3:,.1f} us "
             f"({1 - total_ns / 1e3 / step_us:.1%})"
+        )
+        fractions = {name: percentile(values, 50) for name, values in self.fractions().items() if values}
+        told.append(
+            "of the limits, with the formats' ceilings: "
+            + ", ".join(f"{name.removesuffix('_frac')} {value:.1%}" for name, value in fractions.items())
         )
         by_set = ", ".join(f"{mib} MiB {rate:.0f}" for mib, rate in self.limits.read_gb_s.items())
         told.append(
@@ -131,14 +167,16 @@ def bench(
     least = {"max_num_batched_tokens": max(512, work.n_tokens), "max_num_seqs": work.n_sequences}
     plan = boot.make_plan(engine_options(model=model, **{**least, **options}))
     with plan.checkpoint:
-        on_note("measuring the machine's limits")
-        limits = machine_limits.measure(plan.n_threads, chosen_level())
         on_note("loading")
         runner = boot.build_runner(plan)
         state = machine.describe()
         try:
+            n_bytes = bytes_from_memory(group_ops(runner.program.ops, [], bounds_of(work)))
+            on_note("measuring the machine's limits")
+            limits = machine_limits.measure(plan.n_threads, chosen_level(), n_bytes)
             on_note(f"{work.num_iters} steps")
             lines, step_us, digest = time_steps(runner, work)
+            limits = limits.best(machine_limits.measure(plan.n_threads, chosen_level(), n_bytes))
         finally:
             runner.close()
         result = OpsResult(lines, step_us, limits)
@@ -156,11 +194,13 @@ def bench(
                     "flops": line.flops,
                     "nbytes": line.nbytes,
                     "limit_frac": line.limit_frac(limits, result.step_bytes),
+                    "ceiling_frac": line.ceiling_frac,
                 }
                 for line in lines
             },
         }
     measures = {"step_us": spread(step_us)}
+    measures |= {name: spread(values) for name, values in result.fractions().items() if values}
     measures |= {f"{line.label} x {line.n}, all_us": spread([ns / 1e3 for ns in line.ns]) for line in lines}
     ours = Contestant(machine.versions(), {}, measures, {"digest": digest})
     return make_row(told, config, {OURS: ours}, {}, state), result
@@ -168,8 +208,6 @@ def bench(
 
 def time_steps(runner: Any, work: OpsWork) -> tuple[list[OpLine], list[float], str]:
     """Repeat the step; return each line of ops, each step's microseconds, and a digest of the sampled tokens."""
-    from tiercel.ops.dims import Bounds
-
     _admit(runner, work)
     each = work.n_tokens // work.n_sequences
     _fill_context(runner, work)
@@ -188,10 +226,21 @@ def time_steps(runner: Any, work: OpsWork) -> tuple[list[OpLine], list[float], s
             op_ns.append([ns for _, ns in of_ops])
     if len(sampled) != 1 or min(next(iter(sampled))) < 0:
         raise RequestFailed(f"bench ops: one step gave {len(sampled)} different results; need one; report this")
-    # A query of the step sees the context, and half of the step's own tokens on average.
-    bounds = Bounds(work.n_tokens, work.n_sequences, work.n_sequences, work.context + (each + 1) // 2)
     digest = hashlib.sha256(str(next(iter(sampled))).encode()).hexdigest()[:16]
-    return group_ops([op for op, _ in of_ops], op_ns, bounds), step_us, digest
+    return group_ops([op for op, _ in of_ops], op_ns, bounds_of(work)), step_us, digest
+
+
+def bounds_of(work: OpsWork) -> Any:
+    """Return the step's sizes. A query sees the context, and half of the step's own tokens on average."""
+    from tiercel.ops.dims import Bounds
+
+    each = work.n_tokens // work.n_sequences
+    return Bounds(work.n_tokens, work.n_sequences, work.n_sequences, work.context + (each + 1) // 2)
+
+
+def bytes_from_memory(lines: Sequence[OpLine]) -> int:
+    """Return the bytes that a step reads from memory at least."""
+    return sum(line.n * line.nbytes for line in lines if line.is_from_memory)
 
 
 def group_ops(ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds: Any) -> list[OpLine]:
@@ -215,9 +264,18 @@ def group_ops(ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds:
                 isinstance(op, LinearGroup) and op.x.kind is BufferKind.Q8,
                 isinstance(op, Attention) or (is_linear and bool(weights_of(op))),
                 tuple(sum(row[i] for i in places) for row in op_ns),
+                is_linear,
+                _ceiling_frac(op) if isinstance(op, LinearGroup) else 1.0,
             )
         )
     return lines
+
+
+def _ceiling_frac(op: "LinearGroup") -> float:
+    """Return the ceiling of a product with weights of several formats: their times add up."""
+    n_weights = [part.w.n_weights for part in op.parts]
+    slots = sum(n / machine_limits.ceiling_frac(part.w.format) for n, part in zip(n_weights, op.parts, strict=True))
+    return sum(n_weights) / slots
 
 
 def label_of(op: "NativeOp") -> str:

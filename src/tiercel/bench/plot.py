@@ -10,9 +10,23 @@ from tiercel.base.errors import ConfigError
 from tiercel.bench.ops import OpsResult
 from tiercel.bench.rows import percentile
 
-_WIDTH, _HEIGHT = 760, 460
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 240, 40, 50
-COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#8e5aa8", "#b58900", "#2a9d8f", "#6c757d", "#d1495b")
+_WIDTH, _HEIGHT = 960, 480
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 430, 74, 50
+_LEGEND_LEFT = _WIDTH - _RIGHT + 130
+COLOURS = (
+    "#1b6ca8",
+    "#c8553d",
+    "#3a7d44",
+    "#8e5aa8",
+    "#d99a00",
+    "#17becf",
+    "#d1495b",
+    "#6c757d",
+    "#8c6d31",
+    "#e377c2",
+    "#2b2d42",
+    "#9acd32",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +45,61 @@ class Axes:
 
 
 def roofline(result: OpsResult) -> str:
-    """Return the picture of a step's ops under the machine's limits: rate over operations a byte."""
+    """Return the picture of a step's ops under the machine's limits: rate over operations a byte.
+
+    A dot's area is its op's share of the step. A dotted line is the ceiling of the weight format that takes longest.
+    """
     limits = result.limits
     read = limits.read_rate(result.step_bytes)
-    dots = [
-        (line.label, line.flops / line.nbytes, line.flops / line.one_us / 1e3, percentile(line.ns, 50))
-        for line in result.lines
-        if line.flops and line.nbytes
-    ]
-    xs = [x for _, x, _, _ in dots] + [0.25, 2 * limits.int8_gop_s / read]
-    ys = [y for _, _, y, _ in dots] + [limits.int8_gop_s * 1.5, min(xs) * read]
+    shown = sorted(
+        (line for line in result.lines if line.flops and line.nbytes), key=lambda line: -percentile(line.ns, 50)
+    )
+    dots = [(line.flops / line.nbytes, line.flops / line.one_us / 1e3) for line in shown]
+    xs = [x for x, _ in dots] + [0.25, 2 * limits.int8_gop_s / read]
+    ys = [y for _, y in dots] + [limits.int8_gop_s * 1.5, min(xs) * read]
     axes = Axes((min(xs) / 2, max(xs) * 2), (max(min(ys) / 2, 1e-3), max(ys) * 1.5))
-    parts = [*_frame(axes, "operations a byte", "GOP/s"), _words(_LEFT, 24, "Roofline of one step", size=15)]
-    for name, ceiling, dash in (("int8", limits.int8_gop_s, ""), ("float32", limits.f32_gflop_s, "6 4")):
-        knee = ceiling / read
-        points = [(axes.x[0], axes.x[0] * read), (knee, ceiling), (axes.x[1], ceiling)]
-        parts.append(_line([axes.at(x, y) for x, y in points], "#444", dash=dash))
-        x, y = axes.at(axes.x[1], ceiling)
-        parts.append(_words(x - 4, y - 5, f"{name} {ceiling:,.0f} GOP/s", end=True))
-    x, y = axes.at(axes.x[0] * 1.5, axes.x[0] * 1.5 * read)
-    parts.append(_words(x + 8, y + 4, f"read {read:.0f} GB/s"))
-    for i, (label, x_value, y_value, ns) in enumerate(sorted(dots, key=lambda dot: -dot[3])):
+    step_us = percentile(result.step_us, 50)
+    parts = [
+        _words(_LEFT, 24, "Roofline of one step", size=15),
+        _words(
+            _LEFT,
+            42,
+            f"{step_us:,.0f} µs on {limits.n_threads} threads; the slope is reading {read:.0f} GB/s from memory",
+        ),
+        *_frame(axes, "operations a byte", "GOP/s"),
+        *_roofs(axes, result, read),
+    ]
+    total_ns = sum(percentile(line.ns, 50) for line in result.lines) or 1.0
+    for i, (line, (x_value, y_value)) in enumerate(zip(shown, dots, strict=True)):
         colour = COLOURS[i % len(COLOURS)]
+        share = percentile(line.ns, 50) / total_ns
         x, y = axes.at(x_value, y_value)
-        radius = 3 + 9 * math.sqrt(ns / max(dot[3] for dot in dots))
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}" fill-opacity="0.6"/>')
-        row = _TOP + 14 + 16 * i
-        parts.append(f'<circle cx="{_WIDTH - _RIGHT + 14}" cy="{row - 4}" r="4" fill="{colour}"/>')
-        parts.append(_words(_WIDTH - _RIGHT + 24, row, label, size=10))
+        radius = 3 + 20 * math.sqrt(share)
+        dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}" stroke="{colour}"'
+        parts.append(f'{dot} fill-opacity="0.45"/>')
+        row = _TOP + 14 + 18 * i
+        parts.append(f'<circle cx="{_LEGEND_LEFT}" cy="{row - 4}" r="5" fill="{colour}"/>')
+        parts.append(_words(_LEGEND_LEFT + 44, row, f"{share:.1%}", end=True))
+        parts.append(_words(_LEGEND_LEFT + 52, row, line.label))
     return svg(parts, _WIDTH, _HEIGHT)
+
+
+def _roofs(axes: Axes, result: OpsResult, read: float) -> Iterator[str]:
+    """Give the limits: the slope of reading, and for each kind of arithmetic a level, named at its right end."""
+    limits = result.limits
+    integer = [line for line in result.lines if line.is_int8 and line.ceiling_frac < 1]
+    longest = max(integer, key=lambda line: percentile(line.ns, 50), default=None)
+    levels = [("int8", limits.int8_gop_s, ""), ("float32", limits.f32_gflop_s, "6 4")]
+    if longest is not None:
+        levels.insert(1, (f"{longest.label.split()[1]} at most", limits.int8_gop_s * longest.ceiling_frac, "2 3"))
+    words_y = -math.inf
+    for name, level, dash in levels:
+        knee = level / read
+        yield _line([axes.at(axes.x[0], axes.x[0] * read), axes.at(knee, level)], "#444")
+        yield _line([axes.at(knee, level), axes.at(axes.x[1], level)], "#444", dash=dash)
+        x, y = axes.at(axes.x[1], level)
+        words_y = max(y + 4, words_y + 13)
+        yield _words(x + 6, words_y, f"{name} {level:,.0f}")
 
 
 def svg(parts: Sequence[str], width: int, height: int) -> str:

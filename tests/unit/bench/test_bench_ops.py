@@ -7,7 +7,7 @@ import pytest
 from tiercel import _native
 from tiercel.base.errors import ConfigError, RequestFailed
 from tiercel.base.units import MIB
-from tiercel.bench import ops, plot
+from tiercel.bench import limits, ops, plot
 from tiercel.bench.limits import Limits
 from tiercel.bench.ops import OpsResult, OpsWork, time_steps
 from tiercel.ops import lowered
@@ -104,6 +104,31 @@ def test_a_step_that_cannot_be_is_refused(work):
         OpsWork(**work)
 
 
+def test_a_formats_ceiling_counts_what_its_scales_cost():
+    found = {weights: round(limits.ceiling_frac(weights), 3) for weights in Format}
+    assert found[Format.Q8_0] == found[Format.Q4_0] == 0.727
+    assert found[Format.Q4_1] == found[Format.Q4_K] == 0.667
+    assert found[Format.Q6_K] == 0.571
+    assert found[Format.F32] == found[Format.BF16] == 1.0
+
+
+def test_the_better_of_two_measurements_is_taken_limit_by_limit():
+    other = Limits(2, {1: 90.0, 16: 60.0, 64: 30.0}, 300.0, 700.0)
+    assert LIMITS.best(other) == Limits(2, {1: 100.0, 16: 60.0, 64: 30.0, 256: 20.0}, 300.0, 800.0)
+
+
+def test_a_step_is_held_against_reading_and_its_formats_ceiling():
+    line = ops.OpLine("linear", 2, 400, 16 * MIB, True, True, (2_000_000, 4_000_000), is_linear=True, ceiling_frac=0.5)
+    other = ops.OpLine("norm", 1, 200, MIB, False, False, (1_000_000, 1_000_000))
+    found = OpsResult(
+        [line, other], [4000.0, 8000.0], Limits(2, {1: 100.0, 32: 50.0, 256: 20.0}, 1e-4, 1e-3)
+    ).fractions()
+    assert found["read_frac"] == pytest.approx([32 * MIB / 50e9 / 0.004, 32 * MIB / 50e9 / 0.008])
+    assert found["memory_read_frac"] == pytest.approx([32 * MIB / 20e9 / 0.004, 32 * MIB / 20e9 / 0.008])
+    assert found["linears_frac"] == pytest.approx([0.0016 / 0.002, 0.0016 / 0.004])
+    assert found["arithmetic_frac"] == pytest.approx([0.0036 / 0.004, 0.0036 / 0.008])
+
+
 @pytest.mark.parametrize(("mib", "rate"), [(0.001, 100), (1, 100), (4, 75), (16, 50), (64, 35), (999, 20)])
 def test_the_read_rate_between_two_measured_sets_is_between_theirs(mib, rate):
     assert LIMITS.read_rate(mib * MIB) == pytest.approx(rate)
@@ -133,12 +158,14 @@ def test_the_table_tells_the_longest_first_and_what_is_no_op():
     lines, _, _ = time_steps(TimedRunner(), WORK)
     told = OpsResult(lines, [0.1, 0.2, 0.3], LIMITS).table().splitlines()
     assert told[1].startswith("linear q8_0 [T,32]->32")
-    assert told[-2] == "step 0.2 us, ops 0.1 us, the rest 0.1 us (70.0%)"
+    assert told[-3] == "step 0.2 us, ops 0.1 us, the rest 0.1 us (70.0%)"
+    assert told[-2].startswith("of the limits")
 
 
 def test_pictures_are_well_formed_and_hold_their_words():
     lines, _, _ = time_steps(TimedRunner(), WORK)
     picture = plot.roofline(OpsResult(lines, [0.1], LIMITS))
     assert ET.fromstring(picture).tag.endswith("svg")
-    assert "int8 800 GOP/s" in picture
+    assert "int8 800" in picture
+    assert "q8_0 at most 582" in picture
     ET.fromstring(plot.steps("A < B", [("x", [1.0, 2.0]), ("none", [])], "ms"))
