@@ -24,11 +24,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One contestant's turn: the tokens of each request, and how long all took. `first_token_s`: None if not known."""
+    """One contestant's turn: the tokens of each request, and how long all took.
+
+    `first_token_s`, `kernel_s` (the kernels' time in all of it): None if not known.
+    """
 
     token_ids: tuple[tuple[int, ...], ...]
     elapsed_s: float
     first_token_s: tuple[float, ...] | None = None
+    kernel_s: float | None = None
 
 
 class Competitor(Protocol):

@@ -2,7 +2,7 @@
 
 Measures of a round: `latency_s`, all of it; `first_token_s`, mean of the requests' first tokens; `decode_tok_s`, each
 request's tokens after its first, over the time after the first token came to all; `prefill_tok_s`, prompt tokens over
-the time until then.
+the time until then. With `step_overhead`, `step_overhead_frac`: the part of `latency_s` in which no kernel runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from tiercel.base.errors import ConfigError
 from tiercel.bench.contest import Request, Run
-from tiercel.bench.offline import Field, Told, run
+from tiercel.bench.offline import Field, Told, overhead, run
 from tiercel.bench.prompts import random_requests
 from tiercel.bench.rows import Row
 
@@ -22,6 +22,7 @@ class LatencyWork:
     input_len: int = 32
     output_len: int = 128
     batch_size: int = 8
+    step_overhead: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -48,7 +49,7 @@ def bench(who: Field, told: Told, work: LatencyWork, *, on_note: Callable[[str],
 def measure(groups: Sequence[Sequence[Request]], runs: Sequence[Run]) -> Mapping[str, float]:
     """Return one round's measures."""
     requests, done = groups[0], runs[0]
-    found = {"latency_s": done.elapsed_s}
+    found = {"latency_s": done.elapsed_s, **overhead(done)}
     if done.first_token_s is None:
         return found
     first_s = max(done.first_token_s)

@@ -72,6 +72,13 @@ class Limits:
         return max(n_bytes / (self.read_rate(working_set_bytes) * 1e9), n_ops / (rate * 1e9))
 
 
+def measure_reading(n_threads: int, level: str, working_set_bytes: float) -> float:
+    """Measure GB/s of reading one working set in order."""
+    from tiercel import _native
+
+    return _native.measure_rate(level, "read", n_threads, max(round(working_set_bytes / MIB), 1) * MIB) / 1e9
+
+
 def measure(n_threads: int, level: str, working_set_bytes: float = 0.0) -> Limits:
     """Measure the machine's limits with `n_threads`; `level` is the kernels' instruction set. Takes two seconds.
 

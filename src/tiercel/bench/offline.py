@@ -85,6 +85,8 @@ def run(
     with contextlib.ExitStack() as open_:
         engine = ours.open_engine(who.model, who.options)
         open_.callback(engine.close)
+        if work.get("step_overhead"):
+            engine.time_kernels()
         groups = make_groups(engine.vocab_size)
         checks = check_requests(engine.encode)
         skipped: dict[str, str] = {}
@@ -161,6 +163,11 @@ def open_peers(
             continue
         ready.append(peer)
     return ready
+
+
+def overhead(run: Run) -> dict[str, float]:
+    """Return the part of a run in which no kernel ran, where the kernels' time is known."""
+    return {} if run.kernel_s is None else {"step_overhead_frac": 1 - run.kernel_s / run.elapsed_s}
 
 
 def _contestant(one: Competitor, groups: Groups, turns: Turns, measure: Measure) -> Contestant:

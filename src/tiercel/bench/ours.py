@@ -20,9 +20,16 @@ class LocalEngine(Competitor, Protocol):
     model_path: Path
     vocab_size: int
     n_threads: int
+    level: str
+    kv_token_bytes: int
+    weight_bytes: int
 
     def encode(self, text: str) -> list[int]:
         """Return a text's token ids, as a prompt has them."""
+        ...
+
+    def time_kernels(self) -> None:
+        """From now on, let each run tell the time of the kernels in it. Costs two looks at the clock for each op."""
         ...
 
     def close(self) -> None:
@@ -36,10 +43,19 @@ class OurEngine:
     name = OURS
 
     def __init__(self, llm: Any) -> None:
+        from tiercel.ops.lowered import LinearGroup, weights_of
         from tiercel.runner.native import chosen_level
 
         plan = llm.engine.plan
         self._llm = llm
+        self._runner = llm.engine.runner
+        self._is_timed = False
+        self.level = chosen_level()
+        self.kv_token_bytes: int = plan.capacity.page_bytes // plan.capacity.page_size_tokens
+        # What a step reads of them all; an embedding gives a row of itself.
+        self.weight_bytes: int = sum(
+            weight.nbytes for op in self._runner.program.ops if isinstance(op, LinearGroup) for weight in weights_of(op)
+        )
         self.model_name: str = plan.resolved.display_name
         self.model_path: Path = plan.resolved.path
         self.vocab_size: int = plan.info.vocab_size
@@ -51,7 +67,7 @@ class OurEngine:
             "weights_digest": plan.checkpoint.digest(),
             "kv_cache_dtype": plan.kv_dtype,
             "threads": plan.n_threads,
-            "isa": chosen_level(),
+            "isa": self.level,
             "capacity": msgspec.structs.asdict(plan.capacity),
         }
 
@@ -69,16 +85,26 @@ class OurEngine:
             SamplingParams(temperature=0.0, max_tokens=one.max_tokens, ignore_eos=True, detokenize=False)
             for one in requests
         ]
+        if self._is_timed:
+            self._runner.take_op_ns()  # those of the run before
         start_s = time.perf_counter()
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
         elapsed_s = time.perf_counter() - start_s
+        # Its last output is there, so no step is under way and the kernels' times may be read.
+        kernel_s = sum(ns for _, ns in self._runner.take_op_ns()) / 1e9 if self._is_timed else None
         firsts = [_first_token_s(one.metrics) for one in outputs]
         known = [first for first in firsts if first is not None]
         return Run(
             tuple(tuple(one.outputs[0].token_ids) for one in outputs),
             elapsed_s,
             tuple(known) if len(known) == len(firsts) else None,
+            kernel_s,
         )
+
+    def time_kernels(self) -> None:
+        """See `LocalEngine.time_kernels`."""
+        self._runner.set_timing(on=True)
+        self._is_timed = True
 
     def close(self) -> None:
         """See `LocalEngine.close`."""

@@ -13,6 +13,7 @@ HEADLINES = {
     "startup": ("first_byte_s",),
     "serve": ("output_throughput",),
 }
+_UNITS = (("_tok_s", "tok/s"), ("_gb_s", "GB/s"), ("_per_s", "/s"), ("_ms", "ms"), ("_us", "µs"), ("_s", "s"))
 
 
 def describe(row: Mapping[str, Any]) -> str:
@@ -62,7 +63,16 @@ def show(measure: str, value: float) -> str:
     """Return a measure's value with the unit its name ends in."""
     if measure.endswith("_bytes"):
         return format_bytes(int(value))
-    for ending, unit in (("_tok_s", "tok/s"), ("_per_s", "/s"), ("_ms", "ms"), ("_us", "µs"), ("_s", "s")):
+    if measure.endswith("_frac"):
+        return f"{value:.1%}"
+    for ending, unit in (
+        ("_tok_s", "tok/s"),
+        ("_gb_s", "GB/s"),
+        ("_per_s", "/s"),
+        ("_ms", "ms"),
+        ("_us", "µs"),
+        ("_s", "s"),
+    ):
         if measure.endswith(ending):
             return f"{_digits(value)} {unit}"
     return _digits(value)

@@ -2,14 +2,15 @@
 
 Measures of a round: `elapsed_s`, `requests_per_s`, `total_tok_s` (prompt and output), `output_tok_s`. With
 `against_single`, the first request also runs alone in each round: `single_output_tok_s`, and `gain_over_single`, how
-many times that the whole group's output rate is.
+many times that the whole group's output rate is. With `step_overhead`, `step_overhead_frac`: the part of `elapsed_s`
+in which no kernel runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tiercel.bench.contest import Request, Run
-from tiercel.bench.offline import Field, Told, run
+from tiercel.bench.offline import Field, Told, overhead, run
 from tiercel.bench.prompts import random_requests
 from tiercel.bench.rows import Row
 
@@ -23,6 +24,7 @@ class ThroughputWork:
     output_len: int = 128
     random_range_ratio: float = 0.0
     against_single: bool = False
+    step_overhead: bool = False
 
 
 def bench(who: Field, told: Told, work: ThroughputWork, *, on_note: Callable[[str], None] = lambda _: None) -> Row:
@@ -52,6 +54,7 @@ def measure(groups: Sequence[Sequence[Request]], runs: Sequence[Run]) -> Mapping
         "requests_per_s": len(requests) / done.elapsed_s,
         "total_tok_s": (n_in + n_out) / done.elapsed_s,
         "output_tok_s": n_out / done.elapsed_s,
+        **overhead(done),
     }
     if len(runs) > 1:
         single_tok_s = len(runs[1].token_ids[0]) / runs[1].elapsed_s

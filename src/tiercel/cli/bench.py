@@ -221,6 +221,7 @@ def _configure_latency(parser: CommandParser) -> None:
             ("batch-size", "requests at once (default: 8)"),
         ),
     )
+    _add_step_overhead(parser)
     _add_field(parser, n_rounds=30, n_warmups=10)
 
 
@@ -232,6 +233,17 @@ def _execute_latency(args: Any, command: str) -> int:
     who = _field(args, share)
     work = _work(latency.LatencyWork, args, case.name, share)
     return _finish(args, latency.bench(who, _told(case, command), work, on_note=bench_serve.note))
+
+
+def _add_step_overhead(parser: CommandParser) -> None:
+    import argparse
+
+    parser.add_argument(
+        "--step-overhead",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="time our kernels, and say which part of the whole they are not",
+    )
 
 
 def _configure_throughput(parser: CommandParser) -> None:
@@ -258,6 +270,7 @@ def _configure_throughput(parser: CommandParser) -> None:
         default=argparse.SUPPRESS,
         help="let one request also run alone in each round, and say how much more all give",
     )
+    _add_step_overhead(parser)
     _add_field(parser, n_rounds=5, n_warmups=1)
 
 
@@ -288,11 +301,39 @@ def _execute_served(args: Any, command: str) -> int:
 
     case = _case(args, "served")
     share = dict(case.work)
-    who = _field(args, share)
-    if who.peers:
-        raise ConfigError("bench served: got --peer; it compares ours with ours; leave it out")
+    who = _field_alone(args, share, "served")
     work = _work(served.ServedWork, args, case.name, share)
     return _finish(args, served.bench(who, _told(case, command), work, on_note=bench_serve.note))
+
+
+def _configure_context(parser: CommandParser) -> None:
+    _add_numbers(
+        parser,
+        (
+            ("input-len", "tokens of the long prompt (default: 4096)"),
+            ("short-len", "tokens of the short prompt (default: 16)"),
+            ("output-len", "tokens of each answer (default: 64)"),
+        ),
+    )
+    _add_field(parser, n_rounds=5, n_warmups=1)
+
+
+def _execute_context(args: Any, command: str) -> int:
+    from tiercel.bench import context
+
+    case = _case(args, "context")
+    share = dict(case.work)
+    who = _field_alone(args, share, "context")
+    work = _work(context.ContextWork, args, case.name, share)
+    return _finish(args, context.bench(who, _told(case, command), work, on_note=bench_serve.note))
+
+
+def _field_alone(args: Any, work: dict[str, Any], bench: str) -> Any:
+    """As `_field`, for what compares ours with ours."""
+    who = _field(args, work)
+    if who.peers:
+        raise ConfigError(f"bench {bench}: got --peer; it compares ours with ours; leave it out")
+    return who
 
 
 def _configure_startup(parser: CommandParser) -> None:
@@ -365,6 +406,7 @@ COMMANDS: Mapping[str, _Command] = {
     "throughput": _Command(
         "how fast many requests are done that come at once", _configure_throughput, _execute_throughput
     ),
+    "context": _Command("what a long context costs, against what it must", _configure_context, _execute_context),
     "served": _Command("what is left of the offline rate over HTTP", _configure_served, _execute_served),
     "startup": _Command("how soon a new process answers, and its peak memory", _configure_startup, _execute_startup),
     "ops": _Command("each op's time, cost and fraction of the machine's limit", _configure_ops, _execute_ops),

@@ -88,6 +88,18 @@ def test_throughput_can_be_set_beside_one_request_alone(engine, capsys, no_check
     assert measures["gain_over_single"]["median"] == 3.0
 
 
+@pytest.mark.parametrize(
+    "words", [["latency", "--batch-size", "2"], ["throughput", "--num-prompts", "2"]], ids=lambda words: words[0]
+)
+def test_what_is_no_kernel_is_told_when_asked_for(engine, capsys, no_checkout, words):
+    words = ["bench", *words, "--input-len", "4", "--output-len", "5", *SMALL, "--json"]
+    assert main.main(words) == 0
+    assert "step_overhead_frac" not in json.loads(capsys.readouterr().out)["contestants"]["tiercel"]["measures"]
+    assert main.main([*words, "--step-overhead"]) == 0
+    measures = json.loads(capsys.readouterr().out)["contestants"]["tiercel"]["measures"]
+    assert measures["step_overhead_frac"]["median"] == pytest.approx(0.1)
+
+
 def test_measures_of_latency_are_what_they_say():
     requests = [Request((1,) * 10, 5), Request((2,) * 10, 5)]
     run = Run((continue_ids([1], 5),) * 2, 2.0, (0.5, 1.0))

@@ -13,6 +13,7 @@ from tiercel.base.config import EngineOptions
 from tiercel.bench import rows
 from tiercel.bench.cases import load_case
 from tiercel.bench.contest import Request
+from tiercel.bench.context import ContextWork
 from tiercel.bench.latency import LatencyWork
 from tiercel.bench.ops import OpsWork
 from tiercel.bench.peers import Peer, PeerFailed, about, peer_command
@@ -22,7 +23,14 @@ from tiercel.bench.throughput import ThroughputWork
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 CASES = sorted((BENCHMARKS / "cases").glob("*.toml"))
 PEERS = sorted(path.stem for path in (BENCHMARKS / "peers").glob("*.py") if path.stem != "loop")
-WORKS = {"latency": LatencyWork, "throughput": ThroughputWork, "ops": OpsWork, "startup": None, "served": ServedWork}
+WORKS = {
+    "context": ContextWork,
+    "latency": LatencyWork,
+    "throughput": ThroughputWork,
+    "ops": OpsWork,
+    "startup": None,
+    "served": ServedWork,
+}
 SHARED = {"model", "num_iters", "num_iters_warmup", "agree_tokens", "seed"}
 
 
