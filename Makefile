@@ -1,4 +1,4 @@
-.PHONY: setup check fix test test-all bench native-test
+.PHONY: setup check fix test test-all bench table native-test
 
 setup:
 	pip install -e '.[test]'
@@ -23,9 +23,10 @@ test-all:
 	pytest -m ""
 
 bench:
-	tiercel bench latency --case decode-smollm2 --output benchmarks/results/latency.jsonl
-	tiercel bench throughput --case batch32-smollm2 --output benchmarks/results/throughput.jsonl
-	tiercel bench startup --case startup-smollm2 --output benchmarks/results/startup.jsonl
+	benchmarks/rows.sh
+
+table:
+	tiercel bench table benchmarks/results/*.jsonl --into README.md
 
 native-test:
 	cmake -S . -B build/native-test -DTIERCEL_TESTS=ON -DTIERCEL_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug

@@ -1,18 +1,25 @@
-"""Rows as people read them: a few lines after a run, and one Markdown table of the newest row of each case."""
+"""Rows as people read them: a few lines after a run, and one Markdown table of the newest row of each case.
 
-from collections.abc import Iterable, Mapping, Sequence
+The table can be put into a document, between two marks (`put_into`); a test holds README.md to it.
+"""
+
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tiercel.base.errors import ConfigError
 from tiercel.base.units import format_bytes
 from tiercel.bench.rows import OURS
 
-# The one measure of each bench that a table of all shows, of both sides.
+# What a table of all shows of each bench, beside the targets of its case.
 HEADLINES = {
+    "context": ("long_tok_s",),
     "latency": ("decode_tok_s", "prefill_tok_s", "latency_s"),
+    "ops": ("step_us",),
+    "served": ("served_tok_s",),
+    "startup": ("first_byte_s", "peak_rss_bytes"),
     "throughput": ("output_tok_s",),
-    "startup": ("first_byte_s",),
-    "serve": ("output_throughput",),
 }
+MARKS = ("<!-- rows: made by `tiercel bench table` -->", "<!-- end of rows -->")
 _UNITS = (("_tok_s", "tok/s"), ("_gb_s", "GB/s"), ("_per_s", "/s"), ("_ms", "ms"), ("_us", "µs"), ("_s", "s"))
 
 
@@ -48,15 +55,33 @@ def describe_target(target: Mapping[str, Any]) -> str:
 
 
 def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table of the newest row of each case: medians, beside each peer's, with the row's id."""
+    """Return a table of the newest row of each case, with each of its targets, and its headline beside each peer.
+
+    Numbers are medians. What was not measured is a dash, never a number.
+    """
     newest: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         if row["case"] not in newest or row["date"] >= newest[row["case"]]["date"]:
             newest[row["case"]] = row
-    lines = ["| case | measure | Tiercel | peer | ratio | row |", "| --- | --- | --: | --: | --: | --- |"]
+    lines = [
+        "| case | measure | Tiercel | peer | ratio | target | reached | row |",
+        "| --- | --- | --: | --: | --: | --: | --- | --- |",
+    ]
     for case in sorted(newest):
         lines += _table_lines(newest[case])
     return "\n".join(lines) + "\n"
+
+
+def put_into(text: str, table: str) -> str:
+    """Return `text`, a document, with `table` between its two marks.
+
+    Raises: ConfigError: it has no such marks.
+    """
+    head, mark, rest = text.partition(MARKS[0])
+    _, end, tail = rest.partition(MARKS[1])
+    if not mark or not end:
+        raise ConfigError(f"bench table: into: need the lines {MARKS[0]} and {MARKS[1]}, for the table between them")
+    return f"{head}{mark}\n\n{table}\n{end}{tail}"
 
 
 def show(measure: str, value: float) -> str:
@@ -79,21 +104,44 @@ def show(measure: str, value: float) -> str:
 
 
 def _table_lines(row: Mapping[str, Any]) -> list[str]:
+    lines, named = [], set()
+    for target in row["reach"]:
+        measure, peer = target["measure"], target.get("against")
+        named.add(peer)
+        lines.append(_line(row, measure, peer, _bound(target), "yes" if target["is_reached"] else "no"))
     ours = row["contestants"][OURS]["measures"]
-    wanted: Sequence[str] = [measure for measure in HEADLINES.get(row["bench"], ()) if measure in ours][:1]
-    if row["bench"] == "startup" and "peak_rss_bytes" in ours:
-        wanted = [*wanted, "peak_rss_bytes"]
-    if "gain_over_single" in ours:
-        wanted = [*wanted, "gain_over_single"]
-    lines = []
-    for measure in wanted or list(ours)[:1]:
-        mine = show(measure, ours[measure]["median"])
-        peers = [name for name in row["contestants"] if name != OURS and measure in row["ratios"].get(name, {})]
-        for name in peers or [""]:
-            theirs = f"{name} {show(measure, row['contestants'][name]['measures'][measure]['median'])}" if name else "–"
-            ratio = f"{row['ratios'][name][measure]:.2f}" if name else "–"
-            lines.append(f"| {row['case']} | {measure} | {mine} | {theirs} | {ratio} | `{row['row']}` |")
+    headlines = [name for name in HEADLINES.get(row["bench"], ()) if name in ours]
+    # Beside peers and measures without a target: the first that both have.
+    for peer in [name for name in row["ratios"] if name not in named]:
+        measure = next((name for name in headlines if name in row["ratios"][peer]), None)
+        if measure is not None:
+            lines.append(_line(row, measure, peer, "–", "–"))
+    if not lines and headlines:
+        lines.append(_line(row, headlines[0], None, "–", "–"))
     return lines
+
+
+def _line(row: Mapping[str, Any], measure: str, peer: str | None, bound: str, reached: str) -> str:
+    contestants = row["contestants"]
+    mine = contestants[OURS]["measures"].get(measure)
+    theirs = None if peer is None else contestants.get(peer, {}).get("measures", {}).get(measure)
+    ratio = None if peer is None else row["ratios"].get(peer, {}).get(measure)
+    cells = [
+        row["case"],
+        measure,
+        "–" if mine is None else show(measure, mine["median"]),
+        "–" if peer is None else f"{peer} {'–' if theirs is None else show(measure, theirs['median'])}",
+        "–" if ratio is None else f"{ratio:.2f}",
+        bound,
+        reached if ratio is not None or (peer is None and mine is not None) else "not measured",
+        f"`{row['row']}`",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _bound(target: Mapping[str, Any]) -> str:
+    sign, bound = ("≥", target["at_least"]) if "at_least" in target else ("≤", target["at_most"])
+    return f"{sign} {bound:.2f} ×" if target.get("against") else f"{sign} {show(target['measure'], bound)}"
 
 
 def _digits(value: float) -> str:

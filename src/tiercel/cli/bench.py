@@ -390,12 +390,20 @@ def _execute_ops(args: Any, command: str) -> int:
 
 def _configure_table(parser: CommandParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of rows")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the table into this document, between its marks")
 
 
 def _execute_table(args: Any, command: str) -> int:
     from tiercel.bench import rows, table
 
-    print(table.markdown(row for path in args.files for row in rows.read(path)), end="")
+    made = table.markdown(row for path in args.files for row in rows.read(path))
+    if args.into is None:
+        print(made, end="")
+        return 0
+    try:
+        args.into.write_text(table.put_into(args.into.read_text(encoding="utf-8"), made), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"bench table: into: {args.into.name}: {error.strerror}") from None
     return 0
 
 

@@ -98,7 +98,40 @@ def test_the_table_has_the_newest_row_of_each_case_and_cites_it():
     other = make_row(case="b").as_dict()
     lines = table.markdown([new, old, other]).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| b", "| c"]
-    assert lines[3] == f"| c | latency_s | 2.5 s | peer 4 s | 0.62 | `{new['row']}` |"
+    assert lines[3] == f"| c | latency_s | 2.5 s | peer 4 s | 0.62 | – | – | `{new['row']}` |"
+
+
+@pytest.mark.parametrize(
+    ("target", "got", "cells"),
+    [
+        ({"measure": "latency_s", "against": "peer", "at_most": 0.625}, 0.5, "2 s | peer 4 s | 0.50 | ≤ 0.62 × | yes"),
+        (
+            {"measure": "latency_s", "against": "other", "at_least": 2},
+            None,
+            "2 s | other – | – | ≥ 2.00 × | not measured",
+        ),
+        ({"measure": "latency_s", "at_most": 1.0}, 2.0, "2 s | – | – | ≤ 1 s | no"),
+        ({"measure": "read_frac", "at_least": 0.7}, None, "– | – | – | ≥ 70.0% | not measured"),
+    ],
+)
+def test_the_table_puts_what_was_got_beside_each_target(target, got, cells):
+    row = make_row().as_dict()
+    row["reach"] = [target | {"got": got, "is_reached": got == 0.5}]
+    lines = table.markdown([row]).splitlines()
+    assert lines[2] == f"| c | {target['measure']} | {cells} | `{row['row']}` |"
+
+
+def test_the_table_goes_between_its_marks():
+    document = f"before\n{table.MARKS[0]}\nold\n{table.MARKS[1]}\nafter\n"
+    made = table.put_into(document, "| new |\n")
+    assert made == f"before\n{table.MARKS[0]}\n\n| new |\n\n{table.MARKS[1]}\nafter\n"
+    assert table.put_into(made, "| new |\n") == made
+
+
+@pytest.mark.parametrize("document", ["", table.MARKS[0], f"{table.MARKS[1]} {table.MARKS[0]}"])
+def test_a_document_without_marks_is_refused(document):
+    with pytest.raises(ConfigError, match="between them"):
+        table.put_into(document, "x")
 
 
 def test_a_target_that_was_not_measured_is_not_reached():

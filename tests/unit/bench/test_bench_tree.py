@@ -10,7 +10,7 @@ import pytest
 from bench_fakes import PYTHON, continue_ids
 
 from tiercel.base.config import EngineOptions
-from tiercel.bench import rows
+from tiercel.bench import rows, table
 from tiercel.bench.cases import load_case
 from tiercel.bench.contest import Request
 from tiercel.bench.context import ContextWork
@@ -53,6 +53,12 @@ def test_rows_that_stand_in_the_tree_can_be_read():
             assert row["contestants"]["tiercel"]["outputs"]
             assert "/home/" not in json.dumps(row)
             assert "/root/" not in json.dumps(row)
+
+
+def test_the_readme_shows_the_table_of_the_rows_that_stand_in_the_tree():
+    readme = (BENCHMARKS.parent / "README.md").read_text()
+    made = table.markdown(row for path in sorted((BENCHMARKS / "results").glob("*.jsonl")) for row in rows.read(path))
+    assert table.put_into(readme, made) == readme, "run `make table`"
 
 
 @pytest.mark.parametrize("name", PEERS)
