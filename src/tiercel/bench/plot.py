@@ -123,9 +123,10 @@ def steps(title: str, series: Sequence[tuple[str, Sequence[float]]], unit: str) 
     for frac in (0.0, 0.5, 0.9, 1.0):
         x, y = at(0, frac)
         parts += [_line([(x, y), at(most, frac)], "#ddd"), _words(x - 6, y + 4, f"{frac:.0%}", end=True)]
-    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x, y = at(part * most, 0)
-        parts.append(_words(x, y + 16, f"{part * most:.4g}", middle=True))
+    tick = _round_step(most)
+    for i in range(math.floor(most / tick) + 1):
+        x, y = at(i * tick, 0)
+        parts.append(_words(x, y + 16, f"{i * tick:g}", middle=True))
     parts.append(_words(width - right, height - 6, unit, end=True))
     for i, (name, values) in enumerate(series):
         ordered = sorted(values)
@@ -133,8 +134,15 @@ def steps(title: str, series: Sequence[tuple[str, Sequence[float]]], unit: str) 
         for n, value in enumerate(ordered, 1):
             points += [at(value, (n - 1) / len(ordered)), at(value, n / len(ordered))]
         parts.append(_line(points, COLOURS[i % len(COLOURS)], width=2))
-        parts.append(_words(width - right, top + 16 * (i + 1), name, end=True, colour=COLOURS[i % len(COLOURS)]))
+        if len(series) > 1:
+            parts.append(_words(width - right, top + 16 * (i + 1), name, end=True, colour=COLOURS[i % len(COLOURS)]))
     return svg(parts, width, height)
+
+
+def _round_step(most: float) -> float:
+    """Return 1, 2 or 5 times a power of ten, of which at most five fit below `most`."""
+    power = 10.0 ** math.floor(math.log10(most / 5))
+    return next(power * times for times in (1, 2, 5, 10) if power * times * 5 >= most)
 
 
 def write(path: Path, text: str) -> None:

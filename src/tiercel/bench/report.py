@@ -9,7 +9,7 @@ from tiercel.bench.plot import steps
 _STYLE = (
     "body{font-family:sans-serif;max-width:980px;margin:2em auto;color:#222}table{border-collapse:collapse}"
     "td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}td:first-child{text-align:left}"
-    "svg{max-width:470px}"
+    "svg{max-width:470px}pre{white-space:pre-wrap}"
 )
 
 
@@ -30,6 +30,7 @@ def page(told: Mapping[str, Any]) -> str:
     title = f"Load on {html.escape(str(told['config']['model']))}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-        f"<h1>{title}</h1>{''.join(pictures)}<h2>Numbers</h2><table>{rows}{failures}</table>"
+        f"<h1>{title}</h1><p>The part of requests, or of gaps, that took no longer than so much.</p>{''.join(pictures)}"
+        f"<h2>Numbers</h2><table>{rows}{failures}</table>"
         f"<h2>Made by</h2><pre>{html.escape(str(told.get('command', '')))}</pre></html>\n"
     )

@@ -169,3 +169,14 @@ def test_pictures_are_well_formed_and_hold_their_words():
     assert "int8 800" in picture
     assert "q8_0 at most 582" in picture
     ET.fromstring(plot.steps("A < B", [("x", [1.0, 2.0]), ("none", [])], "ms"))
+
+
+@pytest.mark.parametrize("most", [0.41, 1.0, 77.48, 135.8, 5e4])
+def test_ticks_are_round_and_reach_far_enough(most):
+    picture = ET.fromstring(plot.steps("x", [("x", [most])], "ms"))
+    words = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}text")]
+    ticks = [float(word) for word in words[5:-1]]
+    assert ticks[0] == 0.0
+    assert 3 <= len(ticks) <= 6
+    assert most - ticks[1] < ticks[-1] <= most
+    assert ticks[1] == float(f"{ticks[1]:.0e}")
