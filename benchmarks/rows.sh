@@ -2,10 +2,10 @@
 # Makes every row of issue 3's table, in order, one command each, printed before it runs. A peer whose variable is not
 # set is left out; one whose environment is not there is named in the row and left out.
 #
-#   LLAMA_CPP=llama-venv/bin/python OPENVINO_GENAI=ov-venv/bin/python OPENVINO_MODEL=smollm2-openvino-int8 \\
+#   LLAMA_CPP=llama-venv/bin/python IK_LLAMA=ik-venv/bin/python OPENVINO_GENAI=ov-venv/bin/python OPENVINO_MODEL=smollm2-openvino-int8 \\
 #   VLLM_CPU=vllm-venv/bin/python FLOATS=SmolLM2-135M-Instruct benchmarks/rows.sh [CASE...]
 #
-# LLAMA_CPP, OPENVINO_GENAI, VLLM_CPU, TRANSFORMERS_CPU: interpreters of the peers' virtual environments.
+# LLAMA_CPP, IK_LLAMA, OPENVINO_GENAI, VLLM_CPU, TRANSFORMERS_CPU: interpreters of the peers' virtual environments.
 # OPENVINO_MODEL: the folder it exported. FLOATS: a folder of bf16 or f32 safetensors of the same model.
 # TIERCEL: our command (default: tiercel). RESULTS: where rows go (default: benchmarks/results). RUN: put before each
 # command, to run it on a quiet machine, say. With names of cases, only those are made. The machine must be quiet.
@@ -29,8 +29,9 @@ row() {
   fi
 }
 
-llama= openvino= vllm= transformers=
+llama= ik= openvino= vllm= transformers=
 [ -n "${LLAMA_CPP:-}" ] && llama="--peer llama_cpp=$LLAMA_CPP"
+[ -n "${IK_LLAMA:-}" ] && ik="--peer ik_llama=$IK_LLAMA"
 [ -n "${OPENVINO_GENAI:-}" ] &&
   openvino="--peer openvino_genai=$OPENVINO_GENAI --peer-model openvino_genai=${OPENVINO_MODEL:?the folder it exported}"
 [ -n "${VLLM_CPU:-}" ] && vllm="--peer vllm_cpu=$VLLM_CPU"
@@ -38,9 +39,9 @@ llama= openvino= vllm= transformers=
 
 # shellcheck disable=SC2086 # a peer is two or four words, or none
 {
-  row latency decode-smollm2 $llama $openvino
+  row latency decode-smollm2 $llama $ik $openvino
   row ops decode-ops-smollm2
-  row latency prefill-smollm2 $llama $openvino
+  row latency prefill-smollm2 $llama $ik $openvino
   row ops prefill-ops-smollm2
   row latency prefill-2048-smollm2 $openvino
   row throughput batch8-smollm2 $openvino

@@ -19,6 +19,7 @@ class Engine:
             max_model_len=max_len_tokens + 1,
             max_num_seqs=max(max_num_seqs, 1),
             enable_prefix_caching=False,
+            disable_log_stats=False,  # else it tells no time of a first token
         )
         self.config = {"dtype": "float32", "max_num_seqs": max(max_num_seqs, 1), "n_threads": n_threads}
 
@@ -33,4 +34,5 @@ class Engine:
         ]
         prompts = [{"prompt_token_ids": ids} for ids, _ in requests]
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
-        return [list(one.outputs[0].token_ids) for one in outputs], None
+        first_s = [getattr(one.metrics, "first_token_latency", None) for one in outputs]
+        return [list(one.outputs[0].token_ids) for one in outputs], None if None in first_s else first_s
