@@ -2,8 +2,9 @@
 # Makes every row of issue 3's table, in order, one command each, printed before it runs. A peer whose variable is not
 # set is left out; one whose environment is not there is named in the row and left out.
 #
-#   LLAMA_CPP=llama-venv/bin/python IK_LLAMA=ik-venv/bin/python OPENVINO_GENAI=ov-venv/bin/python OPENVINO_MODEL=smollm2-openvino-int8 \\
-#   VLLM_CPU=vllm-venv/bin/python FLOATS=SmolLM2-135M-Instruct benchmarks/rows.sh [CASE...]
+#   LLAMA_CPP=llama-venv/bin/python IK_LLAMA=ik-venv/bin/python VLLM_CPU=vllm-venv/bin/python \
+#   OPENVINO_GENAI=ov-venv/bin/python OPENVINO_MODEL=smollm2-openvino-int8 FLOATS=SmolLM2-135M-Instruct \
+#   benchmarks/rows.sh [CASE...]
 #
 # LLAMA_CPP, IK_LLAMA, OPENVINO_GENAI, VLLM_CPU, TRANSFORMERS_CPU: interpreters of the peers' virtual environments.
 # OPENVINO_MODEL: the folder it exported. FLOATS: a folder of bf16 or f32 safetensors of the same model.
