@@ -11,6 +11,11 @@ int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// From this many tokens on arithmetic is the limit, and fetching weights early gains nothing.
+constexpr int32_t kFewTokens = 8;
+// What a thread fetches at most while it waits: a part of its L2.
+constexpr int64_t kMaxAheadBytes = 128 << 10;
+
 int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
 
 template <class... Fs>
@@ -42,6 +47,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                      }
                      const int64_t m = op.rows == Rows::Tokens ? max_tokens : max_rows;
                      thread_bytes = std::max(thread_bytes, linear_thread_bytes(o.k, m));
+                     if (o.is_quantized) private_row_bytes_ = std::max(private_row_bytes_, quant_row_bytes(o.k));
                    },
                    [&](op::Attention& o) {
                      thread_bytes = std::max(thread_bytes, attention_thread_bytes(o.n_heads, o.n_kv_heads, o.head_dim));
@@ -53,20 +59,95 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                },
                op.body);
   }
-  thread_scratch_bytes_ = align64(thread_bytes);
+  thread_scratch_bytes_ = align64(thread_bytes); // private_row_bytes_ is a multiple of 64 by itself
   // A page apart, so that two threads never share a line or a prefetch pair.
-  scratch_ = std::make_unique<Region>((thread_scratch_bytes_ + 4096) * n_threads_);
+  scratch_ = std::make_unique<Region>((thread_scratch_bytes_ + private_row_bytes_ + 4096) * n_threads_);
   attention_scratch_ = std::make_unique<Region>(shared_bytes);
   op_ns_.assign(ops_.size(), 0);
+  plan(max_tokens, max_rows);
 }
 
-void Program::replay(const StepView& step, int32_t thread, Barrier* barrier) {
-  const ThreadCtx ctx{thread, n_threads_, barrier, scratch_->data() + thread * (thread_scratch_bytes_ + 4096), thread_scratch_bytes_};
-  const bool is_timing = is_timed_ && thread == 0;
+namespace {
+
+// The int8 rows that an op writes, and the floats that it makes them from.
+struct Rounding {
+  const BufferRef* x = nullptr;
+  const BufferRef* y = nullptr;
+};
+
+Rounding rounding_of(const OpBody& body) {
+  if (const auto* o = std::get_if<op::Norm>(&body)) return o->is_quantized && !o->residual ? Rounding{&o->x, &o->y} : Rounding{};
+  if (const auto* o = std::get_if<op::Quantize>(&body)) return {&o->x, &o->y};
+  return {};
+}
+
+// Where an op writes int8 rows, or -1.
+int64_t rounds_to(const OpBody& body) {
+  if (const auto* o = std::get_if<op::Gated>(&body)) return o->is_quantized ? o->y.offset : -1;
+  if (const auto* o = std::get_if<op::Norm>(&body)) return o->is_quantized ? o->y.offset : -1;
+  if (const auto* o = std::get_if<op::Quantize>(&body)) return o->y.offset;
+  return -1;
+}
+
+} // namespace
+
+bool Program::can_be_private(size_t i, int64_t max_tokens, int64_t max_rows) const {
+  const Rounding mine = rounding_of(ops_[i].body);
+  if (!mine.y || i + 1 == ops_.size() || ops_[i].rows != ops_[i + 1].rows) return false;
+  const auto reads_mine = [&](const Op& op) {
+    const auto* o = std::get_if<op::Linear>(&op.body);
+    return o && o->is_quantized && o->x.offset == mine.y->offset;
+  };
+  if (!reads_mine(ops_[i + 1])) return false;
+  for (size_t j = i + 2; j < ops_.size() && rounds_to(ops_[j].body) != mine.y->offset; ++j)
+    if (reads_mine(ops_[j])) return false;
+  // Without a barrier between them, one thread may write the linear's result while another still reads mine.x.
+  const BufferRef& to = std::get<op::Linear>(ops_[i + 1].body).y;
+  const int64_t n_rows = ops_[i].rows == Rows::Tokens ? max_tokens : max_rows;
+  return mine.x->offset + mine.x->stride_bytes * n_rows <= to.offset || to.offset + to.stride_bytes * n_rows <= mine.x->offset;
+}
+
+void Program::plan(int64_t max_tokens, int64_t max_rows) {
+  schedule_.assign(ops_.size(), {});
+  std::vector<WeightRun> ahead;
+  for (size_t i = ops_.size(); i-- > 0;) {
+    schedule_[i].is_private = n_threads_ > 1 && can_be_private(i, max_tokens, max_rows);
+    schedule_[i].ahead = ahead;
+    const auto* o = std::get_if<op::Linear>(&ops_[i].body);
+    if (!o) continue;
+    const QuantRows q = quant_rows(o->x, o->k, nullptr);
+    ahead.clear();
+    for (int32_t t = 0; t < n_threads_; ++t) {
+      WeightRun run = kernels_->linear_start(
+          {o->parts.data(), static_cast<int32_t>(o->parts.size()), 1, o->is_quantized ? &q : nullptr, nullptr, 0, nullptr, 0, nullptr, 0},
+          {t, n_threads_, nullptr, nullptr, 0});
+      ahead.push_back({run.data, std::min(run.n_bytes, kMaxAheadBytes)});
+    }
+  }
+}
+
+void Program::replay(const StepView& step, int32_t thread, Team& team) {
+  Barrier* barrier = team.barrier();
+  uint8_t* scratch = scratch_->data() + thread * (thread_scratch_bytes_ + private_row_bytes_ + 4096);
+  ThreadCtx ctx{thread, n_threads_, barrier, scratch, thread_scratch_bytes_};
+  const ThreadCtx alone{0, 1, nullptr, scratch, thread_scratch_bytes_};
+  const bool is_timing = is_timed_ && thread == 0, is_small = step.n_tokens <= kFewTokens;
   int64_t start = is_timing ? now_ns() : 0;
+  uint8_t* private_row = nullptr;
   for (size_t i = 0; i < ops_.size(); ++i) {
-    run_op(ops_[i], step, ctx);
-    barrier->wait(barrier, thread);
+    const Op& op = ops_[i];
+    const Schedule& schedule = schedule_[i];
+    if (schedule.is_private && (op.rows == Rows::Tokens ? step.n_tokens : step.n_rows) == 1) {
+      private_row = scratch + thread_scratch_bytes_;
+      run_op(op, step, alone, private_row);
+    } else {
+      const WeightRun ahead = is_small && !schedule.ahead.empty() ? schedule.ahead[static_cast<size_t>(thread)] : WeightRun{nullptr, 0};
+      ctx.ahead = ahead.data;
+      team.look_ahead(thread, ahead);
+      run_op(op, step, ctx, private_row);
+      barrier->wait(barrier, thread);
+      private_row = nullptr;
+    }
     if (is_timing) {
       const int64_t end = now_ns();
       op_ns_[i] += end - start;
@@ -75,7 +156,7 @@ void Program::replay(const StepView& step, int32_t thread, Barrier* barrier) {
   }
 }
 
-void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx) {
+void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, uint8_t* private_row) {
   const int64_t m = op.rows == Rows::Tokens ? step.n_tokens : step.n_rows;
   if (m == 0) return;
   const auto cols = [](const BufferRef& b) { return b.stride_bytes / 4; };
@@ -87,18 +168,18 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx) {
           },
           [&](const op::Embed& o) { kernels_->embed({&o.w, step.row_token, m, floats(o.y), cols(o.y), o.scale}, ctx); },
           [&](const op::Norm& o) {
-            const QuantRows q = quant_rows(o.y, o.width);
+            const QuantRows q = quant_rows(o.y, o.width, private_row);
             kernels_->norm(
                 {floats(o.x), cols(o.x), m, o.width, o.w.data(), o.eps, o.residual ? floats(*o.residual) : nullptr,
                  o.residual ? cols(*o.residual) : 0, o.is_quantized ? nullptr : floats(o.y), cols(o.y), o.is_quantized ? &q : nullptr},
                 ctx);
           },
           [&](const op::Quantize& o) {
-            const QuantRows q = quant_rows(o.y, o.width);
+            const QuantRows q = quant_rows(o.y, o.width, private_row);
             kernels_->quantize({floats(o.x), cols(o.x), m, &q}, ctx);
           },
           [&](const op::Linear& o) {
-            const QuantRows q = quant_rows(o.x, o.k);
+            const QuantRows q = quant_rows(o.x, o.k, private_row);
             kernels_->linear({o.parts.data(), static_cast<int32_t>(o.parts.size()), m, o.is_quantized ? &q : nullptr,
                               o.is_quantized ? nullptr : floats(o.x), cols(o.x), floats(o.y), cols(o.y),
                               o.residual ? floats(*o.residual) : nullptr, o.residual ? cols(*o.residual) : 0},
@@ -116,7 +197,7 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx) {
                                 step, ctx);
           },
           [&](const op::Gated& o) {
-            const QuantRows q = quant_rows(o.y, o.f);
+            const QuantRows q = quant_rows(o.y, o.f, nullptr);
             kernels_->gated(
                 {floats(o.x), cols(o.x), m, o.f, o.act, o.is_quantized ? nullptr : floats(o.y), cols(o.y), o.is_quantized ? &q : nullptr},
                 ctx);

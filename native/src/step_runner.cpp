@@ -166,7 +166,7 @@ void StepRunner::run(Work& work) {
   team_.run(
       [](void* arg, int32_t thread) {
         auto* j = static_cast<Job*>(arg);
-        j->self->program_->replay(j->view, thread, j->self->team_.barrier());
+        j->self->program_->replay(j->view, thread, j->self->team_);
         j->self->sample(*j->work, thread);
       },
       &job);

@@ -17,6 +17,8 @@ namespace {
 // partner lost its processor gives up its own soon.
 constexpr int32_t kSpinsBeforeYield = 4096;
 constexpr int32_t kSpinsBeforeSleep = 2048;
+// Lines fetched between two looks at the others' flags; more would make the thread late, as only so many can be on their way.
+constexpr int32_t kLinesASpin = 4;
 
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -31,6 +33,7 @@ void pause_briefly() {
 Team::Team(int32_t n_threads, std::vector<int32_t> cpus) : n_threads_(n_threads), cpus_(std::move(cpus)) {
   barrier_.wait = &Team::wait_all;
   barrier_.flags = std::make_unique<Flag[]>(static_cast<size_t>(n_threads));
+  barrier_.ahead = std::make_unique<Lookahead[]>(static_cast<size_t>(n_threads));
   barrier_.n = n_threads;
   threads_.reserve(static_cast<size_t>(n_threads - 1));
   try {
@@ -55,9 +58,11 @@ void Team::wait_all(Barrier* self, int32_t thread) {
   if (b->n == 1) return;
   const uint64_t goal = b->flags[thread].n_arrived.load(std::memory_order_relaxed) + 1;
   b->flags[thread].n_arrived.store(goal, std::memory_order_release);
+  Lookahead& ahead = b->ahead[thread];
   for (int32_t i = 0; i < b->n; ++i) {
     int32_t n_spins = 0;
     while (b->flags[i].n_arrived.load(std::memory_order_acquire) < goal) {
+      for (int32_t line = 0; line < kLinesASpin && ahead.next < ahead.end; ++line, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 2);
       if (++n_spins < kSpinsBeforeYield)
         pause_briefly();
       else
@@ -65,6 +70,8 @@ void Team::wait_all(Barrier* self, int32_t thread) {
     }
   }
 }
+
+void Team::look_ahead(int32_t thread, WeightRun run) { barrier_.ahead[thread] = {run.data, run.data + run.n_bytes}; }
 
 void Team::settle(int32_t thread) const {
 #if defined(__x86_64__)

@@ -48,6 +48,13 @@ struct ThreadCtx {
   Barrier* barrier;
   uint8_t* scratch; // private to the thread, 64-byte aligned
   int64_t scratch_bytes;
+  const uint8_t* ahead = nullptr; // the thread's first weights of the next linear, worth fetching early, or nullptr
+};
+
+// Consecutive bytes of packed weights.
+struct WeightRun {
+  const uint8_t* data;
+  int64_t n_bytes;
 };
 
 // The tokens of one step. Row t belongs to sequence row_seq[t] and sits at position row_pos[t] of it.
@@ -219,6 +226,8 @@ enum class Probe : uint8_t { Fma, Dot, Read };
 struct KernelTable {
   const char* level; // "scalar", "avx2", "avx512"
   void (*linear)(const LinearArgs&, const ThreadCtx&);
+  // The weights that linear, called so, reads first on this thread; no bytes if it reads none. Of args, y and residual may be null.
+  WeightRun (*linear_start)(const LinearArgs&, const ThreadCtx&);
   void (*embed)(const EmbedArgs&, const ThreadCtx&);
   void (*quantize)(const QuantizeArgs&, const ThreadCtx&);
   void (*norm)(const NormArgs&, const ThreadCtx&);

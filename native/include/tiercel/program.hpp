@@ -148,7 +148,7 @@ class Program {
             int64_t max_len);
 
   // Runs all ops of one step; called by every thread of the team with the same step.
-  void replay(const StepView& step, int32_t thread, Barrier* barrier);
+  void replay(const StepView& step, int32_t thread, Team& team);
 
   float* logits_row(int64_t r) const { return reinterpret_cast<float*>(arena_->data() + logits_.offset + r * logits_.stride_bytes); }
   uint8_t* arena() const { return arena_->data(); }
@@ -163,16 +163,30 @@ class Program {
   std::vector<int64_t> take_op_ns();
 
  private:
-  void run_op(const Op& op, const StepView& step, const ThreadCtx& ctx);
-  QuantRows quant_rows(const BufferRef& b, int64_t k) const { return {arena_->data() + b.offset, b.stride_bytes, k}; }
+  // What is fixed about an op once the program is whole.
+  struct Schedule {
+    // With one row, every thread computes this op alone, into a row of its own, where the next op reads it: that is cheaper than a
+    // barrier. It rounds to int8, and nothing but the next op, a linear, reads the result.
+    bool is_private = false;
+    std::vector<WeightRun> ahead; // for each thread, what the next linear reads first when few rows come; empty if none follows
+  };
+
+  void plan(int64_t max_tokens, int64_t max_rows);
+  bool can_be_private(size_t i, int64_t max_tokens, int64_t max_rows) const;
+  // private_row: where a Q8 row lies instead of in its buffer, or nullptr.
+  void run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, uint8_t* private_row);
+  QuantRows quant_rows(const BufferRef& b, int64_t k, uint8_t* private_row) const {
+    return {private_row ? private_row : arena_->data() + b.offset, b.stride_bytes, k};
+  }
   float* floats(const BufferRef& b) const { return reinterpret_cast<float*>(arena_->data() + b.offset); }
 
   const KernelTable* kernels_;
   int32_t n_threads_;
   std::vector<Op> ops_;
+  std::vector<Schedule> schedule_; // of each op
   std::unique_ptr<Region> arena_;
   std::unique_ptr<Region> scratch_;
-  int64_t thread_scratch_bytes_ = 0;
+  int64_t thread_scratch_bytes_ = 0, private_row_bytes_ = 0; // each thread has both, then a page
   std::unique_ptr<Region> attention_scratch_;
   KvPool kv_;
   BufferRef logits_{0, 0};

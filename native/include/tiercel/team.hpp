@@ -28,6 +28,9 @@ class Team {
   // Calls fn(arg, thread) on every thread and returns when all have returned. One run at a time, always from the same thread.
   void run(void (*fn)(void*, int32_t), void* arg);
 
+  // What `thread`, which calls this, fetches into its cache from now on while it waits at the barrier: it will read that next.
+  void look_ahead(int32_t thread, WeightRun run);
+
   // Pins the calling thread as thread 0 and sets its floating-point mode. Called once by the thread that will call run().
   void adopt_caller();
 
@@ -36,8 +39,13 @@ class Team {
     std::atomic<uint64_t> n_arrived{0};
   };
   // All threads watch all flags: one hop, 100 to 200 ns for a few threads.
+  struct alignas(64) Lookahead {
+    const uint8_t* next = nullptr;
+    const uint8_t* end = nullptr;
+  };
   struct FlagBarrier : Barrier {
     std::unique_ptr<Flag[]> flags;
+    std::unique_ptr<Lookahead[]> ahead; // each thread's own
     int32_t n = 0;
   };
 

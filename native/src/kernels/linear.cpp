@@ -22,10 +22,9 @@ Grid grid_of(int64_t n_units, int64_t m, int64_t panel_rows, int64_t n_threads) 
   return {n_threads / n_rows, n_rows};
 }
 
-} // namespace
-
-void linear(const LinearArgs& args, const ThreadCtx& ctx) {
-  if (args.m == 0) return;
+// Calls fn(share) for each part's share of this thread, in order.
+template <class Fn>
+void each_share(const LinearArgs& args, const ThreadCtx& ctx, Fn fn) {
   const bool is_int = args.xq != nullptr;
   const int64_t panel_rows = is_int ? int_panel_rows() : float_panel_rows();
   const bool is_panel = args.m >= panel_rows;
@@ -53,10 +52,40 @@ void linear(const LinearArgs& args, const ThreadCtx& ctx) {
     const int64_t first = clamp(ceil_div(begin - at, cost), 0, units), last = clamp(ceil_div(end - at, cost), 0, units);
     at += units * cost;
     if (begin >= at || first >= last) continue;
-    const LinearShare share = {&args.parts[p], first * unit, clamp(last * unit, 0, tiles), args.m * row / grid.n_rows,
-                               args.m * (row + 1) / grid.n_rows};
-    is_int ? linear_int(args, share, ctx) : linear_float(args, share, ctx);
+    fn(LinearShare{&args.parts[p], first * unit, clamp(last * unit, 0, tiles), args.m * row / grid.n_rows, args.m * (row + 1) / grid.n_rows,
+                   nullptr});
   }
+}
+
+WeightRun run_of(const LinearShare& share) {
+  const PackedMatrix& w = *share.part->w;
+  return {w.data + share.tile_begin * w.tile_bytes, (share.tile_end - share.tile_begin) * w.tile_bytes};
+}
+
+} // namespace
+
+void linear(const LinearArgs& args, const ThreadCtx& ctx) {
+  if (args.m == 0) return;
+  // Each share is told where the next begins, to fetch that instead of what lies behind its own end.
+  LinearShare waiting{};
+  const auto run = [&](const uint8_t* ahead) {
+    if (!waiting.part) return;
+    waiting.ahead = ahead;
+    args.xq ? linear_int(args, waiting, ctx) : linear_float(args, waiting, ctx);
+  };
+  each_share(args, ctx, [&](const LinearShare& share) {
+    run(run_of(share).data);
+    waiting = share;
+  });
+  run(ctx.ahead);
+}
+
+WeightRun linear_start(const LinearArgs& args, const ThreadCtx& ctx) {
+  WeightRun first{nullptr, 0};
+  each_share(args, ctx, [&](const LinearShare& share) {
+    if (!first.data) first = run_of(share);
+  });
+  return first;
 }
 
 } // namespace tiercel::TIERCEL_LEVEL

@@ -11,6 +11,7 @@ struct LinearShare {
   const LinearPart* part;
   int64_t tile_begin, tile_end;
   int64_t row_begin, row_end;
+  const uint8_t* ahead; // what this thread reads after the share, or nullptr
 };
 
 // linear_int.cpp, linear_float.cpp

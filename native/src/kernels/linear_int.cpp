@@ -95,13 +95,19 @@ struct GroupDot<Kind::Halves, Max> {
 struct Ahead {
   const uint8_t* next;
   int64_t left, per_group;
+  const uint8_t* end = nullptr; // where next jumps to then, if then is not null
+  const uint8_t* then = nullptr;
 
   // n_bytes at next, spread over n_steps groups.
   static TIERCEL_INLINE Ahead spread(const uint8_t* next, int64_t n_bytes, int64_t n_steps) {
-    return {next, n_bytes, (n_bytes + n_steps * 64 - 1) / (n_steps * 64) * 64};
+    return {next, n_bytes, (n_bytes + n_steps * 64 - 1) / (n_steps * 64) * 64, nullptr, nullptr};
   }
   TIERCEL_INLINE void fetch() {
     if (left <= 0) return;
+    if (then && next >= end) {
+      next = then + (next - end);
+      then = nullptr;
+    }
     for (int64_t b = 0; b < per_group; b += 64) prefetch(next + b);
     next += per_group;
     left -= per_group;
@@ -178,10 +184,13 @@ void stream(const LinearArgs& args, const LinearShare& share) {
   // Bytes from a tile's use to what is fetched meanwhile. One row leaves the core waiting for memory, more rows give it work in between;
   // with several blocks of rows, the next tile is fetched during all of them.
   const int64_t distance = m == 1 ? 4096 : n_blocks == 1 ? 2048 : w.tile_bytes;
+  const uint8_t* share_end = w.data + share.tile_end * w.tile_bytes;
   F16v acc[kStreamRows];
   for (int64_t tile = share.tile_begin; tile < share.tile_end; ++tile) {
     const uint8_t* data = w.data + tile * w.tile_bytes;
     Ahead ahead = Ahead::spread(data + distance, w.tile_bytes, n_blocks * n_groups);
+    ahead.end = share_end;
+    ahead.then = share.ahead;
     // Blocks of nearly equal size: 9 rows are 5 + 4, not 8 + 1, whose last pass would cost as much as 3 rows.
     int64_t blocks = n_blocks;
     for (int64_t row = share.row_begin; row < share.row_end; --blocks) {

@@ -10,6 +10,7 @@ extern const KernelTable table;
 const KernelTable table = {
     TIERCEL_STRING(TIERCEL_LEVEL),
     linear,
+    linear_start,
     embed,
     quantize,
     norm,

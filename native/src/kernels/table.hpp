@@ -7,6 +7,7 @@ namespace tiercel::TIERCEL_LEVEL {
 
 // linear_*.cpp, quantize.cpp
 void linear(const LinearArgs&, const ThreadCtx&);
+WeightRun linear_start(const LinearArgs&, const ThreadCtx&);
 void embed(const EmbedArgs&, const ThreadCtx&);
 void quantize(const QuantizeArgs&, const ThreadCtx&);
 // Rounds one row x[0..k) to int8 groups at out (one QuantRows row). For use inside fused kernels.
