@@ -193,4 +193,53 @@ TEST(replaying_a_step_over_a_poisoned_arena_gives_the_same_bits) {
   CHECK(std::memcmp(seen[0].data(), seen[1].data(), seen[0].size() * 4) == 0);
 }
 
+// Logits of the last token of `ids`, computed in one step or token by token, by a model that rounds to int8 before both of its linears. The
+// first linear writes where its rounded input came from, so its rounding must not be left to each thread alone.
+std::vector<float> rounded_logits(const Model& model, int32_t n_threads, const std::vector<int32_t>& ids, bool one_by_one) {
+  std::vector<uint8_t> q8(static_cast<size_t>(kVocab * 34), 0); // a Q8_0 block a row: f16 scale, 32 bytes
+  for (int64_t v = 0; v < kVocab; ++v) {
+    const uint16_t scale = 0x2000; // 2^-7
+    std::memcpy(&q8[size_t(v * 34)], &scale, 2);
+    for (int64_t i = 0; i < 32; ++i) q8[size_t(v * 34 + 2 + i)] = static_cast<uint8_t>((v * 37 + i * 11) % 251);
+  }
+  PackedStore square(Format::Q8_0, kWidth, kWidth, false), head(Format::Q8_0, kVocab, kWidth, false);
+  square.pack(q8.data(), 34, nullptr, 1);
+  head.pack(q8.data(), 34, nullptr, 1);
+
+  auto program = std::make_unique<Program>(kernel_level(n_kernel_levels() - 1), n_threads);
+  const int64_t q_bytes = quant_row_bytes(kWidth), floats = kMaxTokens * kWidth * 4;
+  const BufferRef x{0, kWidth * 4}, q{floats, q_bytes}, rows{floats + kMaxTokens * q_bytes, kWidth * 4};
+  const BufferRef normed{rows.offset + floats, q_bytes}, logits{normed.offset + kMaxTokens * q_bytes, kVocab * 4};
+  const auto linear = [](const BufferRef& from, const PackedStore& w, const BufferRef& to) {
+    return op::Linear{from, true, kWidth, {w.view()}, {{}}, {{nullptr, nullptr, 0}}, to, std::nullopt};
+  };
+  program->add({Rows::Tokens, op::Embed{model.packed_table.view(), 1.0f, x}});
+  program->add({Rows::Tokens, op::Quantize{x, kWidth, q}});
+  program->add({Rows::Tokens, linear(q, square, x)});
+  program->add({Rows::Logits, op::SelectRows{x, kWidth, rows}});
+  program->add({Rows::Logits, op::Norm{rows, kWidth, std::vector<float>(kWidth, 1.5f), 1e-5f, std::nullopt, normed, true}});
+  program->add({Rows::Logits, linear(normed, head, logits)});
+  program->seal(logits.offset + kMaxRows * kVocab * 4, KvPool{}, logits, kVocab, kMaxTokens, kMaxRows, kSlots, kMaxLen);
+  StepRunner runner(std::move(program), StepLimits{kSlots, kMaxLen, kMaxTokens, kMaxRows, 2}, {});
+  admit(runner, 0, ids);
+  const auto n = static_cast<int32_t>(ids.size());
+  for (int32_t at = one_by_one ? 0 : n - 1; at < n; ++at) {
+    const Columns step{{0}, {one_by_one ? at : 0}, {one_by_one ? 1 : n}, {at + 1 == n}, {0}};
+    CHECK(runner.submit(step.request(at)) == nullptr);
+    runner.collect();
+  }
+  const auto row = runner.last_logits(0);
+  return {row.begin(), row.end()};
+}
+
+TEST(a_row_alone_has_the_bits_of_a_row_among_others_for_any_number_of_threads) {
+  const Model model;
+  const std::vector<int32_t> ids = {7, 1, 30, 2, 19};
+  const std::vector<float> expected = rounded_logits(model, 1, ids, false);
+  CHECK(expected[0] != expected[1]);
+  for (const int32_t n_threads : {1, 2, 3, 5})
+    for (int round = 0; round < 20; ++round)
+      for (const bool one_by_one : {false, true}) CHECK(rounded_logits(model, n_threads, ids, one_by_one) == expected);
+}
+
 } // namespace tiercel

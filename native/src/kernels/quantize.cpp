@@ -195,14 +195,16 @@ TIERCEL_INLINE void quantize_group(const float* x, ActGroup* out) {
 
 } // namespace
 
-void quantize_row(const float* x, int64_t k, uint8_t* out) {
+void quantize_columns(const float* x, int64_t begin, int64_t end, uint8_t* out) {
   ActGroup* group = reinterpret_cast<ActGroup*>(out);
-  int64_t g = 0;
+  int64_t g = begin / kGroup;
 #if defined(__AVX512F__)
-  for (; g + kChunk <= k / kGroup; g += kChunk) quantize_chunk(x + g * kGroup, group + g);
+  for (; g + kChunk <= end / kGroup; g += kChunk) quantize_chunk(x + g * kGroup, group + g);
 #endif
-  for (; g < k / kGroup; ++g) quantize_group(x + g * kGroup, group + g);
+  for (; g < end / kGroup; ++g) quantize_group(x + g * kGroup, group + g);
 }
+
+void quantize_row(const float* x, int64_t k, uint8_t* out) { quantize_columns(x, 0, k, out); }
 
 void quantize(const QuantizeArgs& args, const ThreadCtx& ctx) {
   const int64_t begin = args.m * ctx.thread / ctx.n_threads, end = args.m * (ctx.thread + 1) / ctx.n_threads;

@@ -4,8 +4,8 @@
 //   norm      sum of squares as in rows.hpp; factor = 1 / sqrt(sum / width + eps); (x * factor) * w; residual + that.
 //   gated     silu: gate / (1 + exp(-gate)); gelu_tanh: gate / (1 + exp(-c * fma(0.044715 g^2, g, g))); then times up.
 //   softcap   cap * tanh(x / cap).
-// Rows are dealt to threads whole where a row has a reduction or is rounded to int8; elementwise kernels may also cut a
-// row.
+// Rows are dealt to threads whole where a row has a reduction; other kernels may also cut a row, between groups of 32
+// where it is rounded to int8.
 //
 // REQUIRES: with yq set, ctx.scratch holds one row of floats, and the row's width is a multiple of 32.
 #include "rows.hpp"
@@ -15,12 +15,12 @@
 namespace tiercel::TIERCEL_LEVEL {
 namespace {
 
-// Cuts m rows of `width` columns into pieces for elementwise work: whole rows, or n_threads pieces a row when rows are
-// few.
+// Cuts m rows of `width` columns into pieces, in steps of `unit` columns, for elementwise work: whole rows, or n_threads pieces a row when
+// rows are few.
 template <class Fn>
-TIERCEL_INLINE void for_pieces(int64_t m, int64_t width, const ThreadCtx& ctx, Fn fn) {
+TIERCEL_INLINE void for_pieces(int64_t m, int64_t width, int64_t unit, const ThreadCtx& ctx, Fn fn) {
   const int64_t n_cuts = m < ctx.n_threads ? ctx.n_threads : 1;
-  const int64_t cut = ((width + n_cuts - 1) / n_cuts + 15) / 16 * 16;
+  const int64_t cut = ((width + n_cuts - 1) / n_cuts + unit - 1) / unit * unit;
   const Range mine = share(m * n_cuts, ctx);
   for (int64_t u = mine.begin; u < mine.end; ++u) {
     const int64_t begin = u % n_cuts * cut;
@@ -52,8 +52,8 @@ TIERCEL_INLINE F16v gelu_tanh(F16v g) {
 }
 
 template <class Act>
-TIERCEL_INLINE void gated_row(const float* x, int64_t f, float* y, Act act) {
-  for_vectors(0, f, [&](int64_t i, int n) { store_part(y + i, mul(act(load_part(x + i, n)), load_part(x + f + i, n)), n); });
+TIERCEL_INLINE void gated_part(const float* x, int64_t f, int64_t begin, int64_t end, float* y, Act act) {
+  for_vectors(begin, end, [&](int64_t i, int n) { store_part(y + i, mul(act(load_part(x + i, n)), load_part(x + f + i, n)), n); });
 }
 
 // A block of argmax: small enough that finding the index again inside the winner costs nothing.
@@ -83,17 +83,17 @@ void norm(const NormArgs& a, const ThreadCtx& ctx) {
 }
 
 void gated(const GatedArgs& a, const ThreadCtx& ctx) {
-  const Range rows = share(a.m, ctx);
   float* buffer = reinterpret_cast<float*>(ctx.scratch);
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
+  // A piece is whole groups of 32, which are rounded each by itself.
+  for_pieces(a.m, a.f, 32, ctx, [&](int64_t r, int64_t begin, int64_t end) {
     const float* x = a.x + r * a.ldx;
     float* y = a.yq != nullptr ? buffer : a.y + r * a.ldy;
     if (a.act == Activation::Silu)
-      gated_row(x, a.f, y, [](F16v g) { return silu(g); });
+      gated_part(x, a.f, begin, end, y, [](F16v g) { return silu(g); });
     else
-      gated_row(x, a.f, y, [](F16v g) { return gelu_tanh(g); });
-    if (a.yq != nullptr) quantize_row(y, a.f, a.yq->data + r * a.yq->stride_bytes);
-  }
+      gated_part(x, a.f, begin, end, y, [](F16v g) { return gelu_tanh(g); });
+    if (a.yq != nullptr) quantize_columns(y, begin, end, a.yq->data + r * a.yq->stride_bytes);
+  });
 }
 
 void select_rows(const SelectRowsArgs& a, const StepView& view, const ThreadCtx& ctx) {
@@ -104,14 +104,14 @@ void select_rows(const SelectRowsArgs& a, const StepView& view, const ThreadCtx&
 
 void softcap(const SoftcapArgs& a, const ThreadCtx& ctx) {
   const F16v cap = set1(a.cap);
-  for_pieces(a.m, a.width, ctx, [&](int64_t r, int64_t begin, int64_t end) {
+  for_pieces(a.m, a.width, 16, ctx, [&](int64_t r, int64_t begin, int64_t end) {
     float* x = a.x + r * a.ldx;
     for_vectors(begin, end, [&](int64_t i, int n) { store_part(x + i, mul(cap, tanh(div(load_part(x + i, n), cap))), n); });
   });
 }
 
 void add(const AddArgs& a, const ThreadCtx& ctx) {
-  for_pieces(a.m, a.width, ctx, [&](int64_t r, int64_t begin, int64_t end) {
+  for_pieces(a.m, a.width, 16, ctx, [&](int64_t r, int64_t begin, int64_t end) {
     float* x = a.x + r * a.ldx;
     const float* y = a.y + r * a.ldy;
     for_vectors(begin, end, [&](int64_t i, int n) { store_part(x + i, add(load_part(x + i, n), load_part(y + i, n)), n); });

@@ -12,6 +12,8 @@ void embed(const EmbedArgs&, const ThreadCtx&);
 void quantize(const QuantizeArgs&, const ThreadCtx&);
 // Rounds one row x[0..k) to int8 groups at out (one QuantRows row). For use inside fused kernels.
 void quantize_row(const float* x, int64_t k, uint8_t* out);
+// The same for columns begin..end of it, multiples of 32.
+void quantize_columns(const float* x, int64_t begin, int64_t end, uint8_t* out);
 
 // rows.cpp
 void norm(const NormArgs&, const ThreadCtx&);
