@@ -25,22 +25,16 @@ int64_t float_panel_tiles();
 
 namespace {
 
-// y = (acc + bias) + residual for one row of one whole tile, in this order.
-TIERCEL_INLINE void emit_whole(const LinearArgs& args, const LinearPart& part, int64_t row, int64_t tile, F16v acc) {
-  const int64_t n0 = tile * 16, col = part.y_col + n0;
-  if (part.bias) acc = add(acc, load(part.bias + n0));
-  if (args.residual) acc = add(acc, load(args.residual + row * args.ld_residual + col));
-  store(args.y + row * args.ldy + col, acc);
-}
-
-// The same for any tile; columns past the matrix's end are dropped.
+// y = (acc + bias) + residual for one row of one tile, in this order; columns past the matrix's end are dropped.
 TIERCEL_INLINE void emit(const LinearArgs& args, const LinearPart& part, int64_t row, int64_t tile, F16v acc) {
   const int64_t n0 = tile * 16;
   const int64_t left = part.w->n - n0;
   float* y = args.y + row * args.ldy + part.y_col + n0;
   const float* residual = args.residual ? args.residual + row * args.ld_residual + part.y_col + n0 : nullptr;
   if (left >= 16) {
-    emit_whole(args, part, row, tile, acc);
+    if (part.bias) acc = add(acc, load(part.bias + n0));
+    if (residual) acc = add(acc, load(residual));
+    store(y, acc);
   } else {
     const int n = static_cast<int>(left);
     if (part.bias) acc = add(acc, load_n(part.bias + n0, n));

@@ -244,7 +244,7 @@ TIERCEL_INLINE void panel_step(GroupDot<K, Max> (&dot)[R][V], const uint8_t* pan
 
 template <Kind K, int Max, int R, int V>
 __attribute__((noinline)) void panel_block(const uint8_t* panel, const ActRows rows, int64_t n_groups, int64_t start, Ahead& io_ahead,
-                                           const LinearArgs& args, const LinearPart& part, int64_t row, int64_t tile, int64_t n_tiles) {
+                                           F16v* out) {
   constexpr int64_t bytes = panel_group_bytes(K);
   F16v acc[R][V];
 #pragma GCC unroll 8
@@ -254,9 +254,6 @@ __attribute__((noinline)) void panel_block(const uint8_t* panel, const ActRows r
   Ahead ahead = io_ahead;
   for (int64_t g = 0; g < n_groups; ++g, panel += V * bytes) {
     ahead.fetch();
-    // The next block's rows, which otherwise come from L2 or beyond when they are first used: 1 to 2 % of the whole product.
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) prefetch(reinterpret_cast<const uint8_t*>(&rows.at(r + R, g)));
     GroupDot<K, Max> dot[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -288,21 +285,14 @@ __attribute__((noinline)) void panel_block(const uint8_t* panel, const ActRows r
       }
     }
   }
-  io_ahead = ahead;
-  if (n_tiles == V && part.w->n >= (tile + V) * 16) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) emit_whole(args, part, row + r, tile + v, acc[r][v]);
-  } else {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-      for (int64_t v = 0; v < n_tiles; ++v) emit(args, part, row + r, tile + v, acc[r][v]);
-  }
+    for (int v = 0; v < V; ++v) out[r * V + v] = acc[r][v];
+  io_ahead = ahead;
 }
 
-using PanelBlock = void (*)(const uint8_t*, ActRows, int64_t, int64_t, Ahead&, const LinearArgs&, const LinearPart&, int64_t, int64_t,
-                            int64_t);
+using PanelBlock = void (*)(const uint8_t*, ActRows, int64_t, int64_t, Ahead&, F16v*);
 
 template <Kind K, int Max>
 PanelBlock panel_kernel(int64_t r) {
@@ -324,6 +314,7 @@ void panel(const LinearArgs& args, const LinearShare& share, const ThreadCtx& ct
   constexpr int max = dot_max(max_weight(F));
   const PackedMatrix& w = *share.part->w;
   const int64_t n_groups = w.k / kGroup;
+  F16v acc[kPanelBlockRows * kPanelCols];
   for (int64_t tile = share.tile_begin; tile < share.tile_end; tile += kPanelCols) {
     // A panel past the last tile repeats that tile and drops the second copy.
     for (int64_t v = 0; v < kPanelCols; ++v) {
@@ -337,8 +328,10 @@ void panel(const LinearArgs& args, const LinearShare& share, const ThreadCtx& ct
     for (int64_t row = share.row_begin; row < share.row_end; --blocks) {
       const ActRows x = {args.xq->data + row * args.xq->stride_bytes, args.xq->stride_bytes};
       const int64_t rows = (share.row_end - row + blocks - 1) / blocks;
-      panel_kernel<kind, max>(rows)(ctx.scratch, x, n_groups, start_offset(F), ahead, args, *share.part, row, tile,
-                                    tile + kPanelCols <= share.tile_end ? kPanelCols : share.tile_end - tile);
+      panel_kernel<kind, max>(rows)(ctx.scratch, x, n_groups, start_offset(F), ahead, acc);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t v = 0; v < kPanelCols && tile + v < share.tile_end; ++v)
+          emit(args, *share.part, row + r, tile + v, acc[r * kPanelCols + v]);
       row += rows;
     }
   }
