@@ -4,7 +4,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <string>
+
+#include "tiercel/kernels.hpp"
+
 namespace tiercel {
+// "float16", "float32" or "int8"; ValueError otherwise.
+KvType kv_type_named(const std::string& name);
+
 void bind_linear(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);

@@ -59,16 +59,17 @@ struct KvMemory {
   KvPool pool;
 };
 
-std::shared_ptr<KvMemory> make_kv(int32_t n_pages, int32_t page_tokens, bool is_f32,
+std::shared_ptr<KvMemory> make_kv(int32_t n_pages, int32_t page_tokens, const std::string& type,
                                   const std::vector<std::pair<int32_t, int32_t>>& layers) {
   for (const auto& [n_kv_heads, head_dim] : layers)
     if (n_kv_heads < 1 || head_dim < 8 || head_dim % 8 != 0) throw nb::value_error("make_kv: head_dim needs to be a multiple of 8");
   KvPool pool;
   pool.n_pages = n_pages;
   pool.page_tokens = page_tokens;
-  pool.type = is_f32 ? KvType::F32 : KvType::F16;
+  pool.type = kv_type_named(type);
   for (const auto& [n_kv_heads, head_dim] : layers) {
-    const int64_t head = int64_t{2} * head_dim * page_tokens * (is_f32 ? 4 : 2);
+    if (pool.type == KvType::I8 && head_dim > kMaxInt8HeadDim) throw nb::value_error("make_kv: int8 heads have at most 512 columns");
+    const int64_t head = page_tokens / 16 * kv_run_bytes(pool.type, head_dim);
     pool.layer_offset.push_back(pool.page_stride_bytes);
     pool.head_stride_bytes.push_back(head);
     pool.page_stride_bytes += head * n_kv_heads;
@@ -240,7 +241,7 @@ void bind_runner(nb::module_& m) {
           },
           "page"_a, "uint8 view of one page, all layers and heads.");
   m.def("quant_row_bytes", &quant_row_bytes, "k"_a, "Bytes of one row of k activations rounded to int8; 64-byte multiples.");
-  m.def("make_kv", &make_kv, "n_pages"_a, "page_tokens"_a, "is_f32"_a, "layers"_a);
+  m.def("make_kv", &make_kv, "n_pages"_a, "page_tokens"_a, "kv_dtype"_a, "layers"_a);
 
   nb::class_<BoundRunner>(m, "StepRunner", "Slots, and the thread that replays steps in order; see step_runner.hpp for the thread rule.")
       .def(
@@ -338,6 +339,13 @@ void bind_runner(nb::module_& m) {
 }
 
 } // namespace
+
+KvType kv_type_named(const std::string& name) {
+  if (name == "float16") return KvType::F16;
+  if (name == "float32") return KvType::F32;
+  if (name == "int8") return KvType::I8;
+  throw nb::value_error(("kv_dtype: got '" + name + "'; float16, float32 or int8 is needed").c_str());
+}
 
 void bind_program(nb::module_& m) {
 #ifdef NDEBUG

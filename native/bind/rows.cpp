@@ -101,11 +101,13 @@ struct Pages {
   KvLayer layer;
 
   Pages(const Pool& pool, const Matrix<int32_t>& page_table, const Vector<int32_t>& seq_slot, StepRows& step, int64_t n_kv_heads,
-        int64_t head_dim, int32_t page_tokens, bool is_f32) {
+        int64_t head_dim, int32_t page_tokens, const std::string& kv_dtype) {
     require(n_kv_heads >= 1 && head_dim >= 8 && head_dim % 8 == 0, "pages: head_dim must be a multiple of 8, n_kv_heads 1 or more");
     require(page_tokens >= 16 && page_tokens % 16 == 0, "pages: page_tokens must be a multiple of 16");
-    const int64_t head_bytes = int64_t{2} * page_tokens * head_dim * (is_f32 ? 4 : 2);
-    layer = {pool.data(), n_kv_heads * head_bytes, head_bytes, page_tokens, is_f32 ? KvType::F32 : KvType::F16};
+    const KvType type = kv_type_named(kv_dtype);
+    require(type != KvType::I8 || head_dim <= kMaxInt8HeadDim, "pages: int8 heads have at most 512 columns");
+    const int64_t head_bytes = page_tokens / 16 * kv_run_bytes(type, static_cast<int32_t>(head_dim));
+    layer = {pool.data(), n_kv_heads * head_bytes, head_bytes, page_tokens, type};
     const int64_t n_pages = rows(pool) / layer.page_stride_bytes;
     StepView& view = step.view;
     require(rows(seq_slot) == view.n_seqs, "pages: seq_slot must hold one slot a sequence");
@@ -156,8 +158,8 @@ void rope_table_door(const std::string& level, int32_t n_threads, const Vector<i
 
 void rope_kv_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot, const Vector<int32_t>& seq_start,
                   const Vector<int32_t>& seq_rows, const Matrix<int32_t>& page_table, const Matrix<float>& cos_sin,
-                  const Matrix<float>& norms, float eps, int32_t n_heads, int32_t n_kv_heads, int32_t page_tokens, bool is_f32,
-                  MatrixOut qkv, Pool pool) {
+                  const Matrix<float>& norms, float eps, int32_t n_heads, int32_t n_kv_heads, int32_t page_tokens,
+                  const std::string& kv_dtype, MatrixOut qkv, Pool pool) {
   const KernelTable& table = level_named(level);
   const int64_t n_all = int64_t{n_heads} + 2 * n_kv_heads;
   require(n_heads >= 1 && n_kv_heads >= 1 && columns(qkv) % n_all == 0, "rope_kv: qkv must hold n_heads + 2 * n_kv_heads heads");
@@ -166,7 +168,7 @@ void rope_kv_door(const std::string& level, int32_t n_threads, const Vector<int3
           "rope_kv: cos_sin must hold 2 * d2 <= head_dim columns, a row for each of qkv");
   require(rows(norms) == 0 || (rows(norms) == 2 && columns(norms) == head_dim), "rope_kv: norms must hold no rows, or q's and k's");
   StepRows step(seq_start, seq_rows, rows(qkv));
-  const Pages pages(pool, page_table, seq_slot, step, n_kv_heads, head_dim, page_tokens, is_f32);
+  const Pages pages(pool, page_table, seq_slot, step, n_kv_heads, head_dim, page_tokens, kv_dtype);
   const float* q_norm = rows(norms) > 0 ? norms.data() : nullptr;
   const float* k_norm = q_norm != nullptr ? q_norm + head_dim : nullptr;
   const int32_t d2 = static_cast<int32_t>(columns(cos_sin) / 2);
@@ -187,8 +189,8 @@ void rope_kv_door(const std::string& level, int32_t n_threads, const Vector<int3
 
 void attention_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot, const Vector<int32_t>& seq_start,
                     const Vector<int32_t>& seq_rows, const Matrix<int32_t>& page_table, const Matrix<float>& q, int32_t n_heads,
-                    int32_t n_kv_heads, int32_t page_tokens, bool is_f32, float scale, int32_t window, float softcap, Pool pool,
-                    MatrixOut y) {
+                    int32_t n_kv_heads, int32_t page_tokens, const std::string& kv_dtype, float scale, int32_t window, float softcap,
+                    Pool pool, MatrixOut y) {
   const KernelTable& table = level_named(level);
   require_same_shape("attention", q, y);
   require(n_heads >= 1 && n_kv_heads >= 1 && n_heads % n_kv_heads == 0 && columns(q) % n_heads == 0,
@@ -196,7 +198,7 @@ void attention_door(const std::string& level, int32_t n_threads, const Vector<in
   require(window >= 0 && softcap >= 0.0f, "attention: window and softcap must be 0 or more");
   const int32_t head_dim = static_cast<int32_t>(columns(q) / n_heads);
   StepRows step(seq_start, seq_rows, rows(q));
-  const Pages pages(pool, page_table, seq_slot, step, n_kv_heads, head_dim, page_tokens, is_f32);
+  const Pages pages(pool, page_table, seq_slot, step, n_kv_heads, head_dim, page_tokens, kv_dtype);
   const int64_t shared_bytes = attention_shared_bytes(n_heads, head_dim, step.view.n_seqs, columns(page_table) * page_tokens, n_threads);
   std::vector<uint8_t> shared(static_cast<size_t>(shared_bytes));
   const AttentionArgs a{q.data(), columns(q), y.data(), columns(y),  n_heads,       n_kv_heads,  head_dim,
@@ -243,10 +245,10 @@ void bind_rows(nb::module_& m) {
   m.def("rope_table", &rope_table_door, "level"_a, "n_threads"_a, "seq_start"_a, "seq_rows"_a, "inv_freq"_a, nb::kw_only(), "magnitude"_a,
         "y"_a.noconvert(), "y[t] = cosines, then sines, of row t's position times inv_freq.");
   m.def("rope_kv", &rope_kv_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "page_table"_a, "cos_sin"_a,
-        "norms"_a, nb::kw_only(), "eps"_a, "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "is_f32"_a, "qkv"_a.noconvert(),
+        "norms"_a, nb::kw_only(), "eps"_a, "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "kv_dtype"_a, "qkv"_a.noconvert(),
         "pool"_a.noconvert(), "Norms and rotates q and k in place and writes k and v to the sequences' pages.");
   m.def("attention", &attention_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "page_table"_a, "q"_a,
-        nb::kw_only(), "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "is_f32"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
+        nb::kw_only(), "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "kv_dtype"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
         "pool"_a.noconvert(), "y"_a.noconvert(), "y = causal attention of q over the sequences' pages.");
   m.def("select_rows", &select_rows_door, "level"_a, "n_threads"_a, "x"_a, "logits_rows"_a, nb::kw_only(), "y"_a.noconvert(),
         "y[r] = x[logits_rows[r]].");

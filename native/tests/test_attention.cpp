@@ -55,7 +55,7 @@ class Rig {
     for (size_t i = 0; i < table_.size(); ++i) table_[i] = static_cast<int32_t>(i);
     Numbers numbers(run.page_seed);
     for (size_t i = table_.size(); i > 1; --i) std::swap(table_[i - 1], table_[numbers.next() % i]);
-    head_bytes_ = int64_t{2} * s.page_tokens * s.D * (s.type == KvType::F16 ? 2 : 4);
+    head_bytes_ = s.page_tokens / 16 * kv_run_bytes(s.type, s.D);
     pool_ = std::make_unique<Poisoned>(static_cast<int64_t>(table_.size()) * s.K * head_bytes_);
     shared_bytes_ = run.has_shared_scratch ? attention_shared_bytes(s.H, s.D, n_slots, longest, run.n_threads) : 0;
     for (const Sequence& q : seqs) outputs.emplace_back(static_cast<size_t>(int64_t{q.length} * s.H * s.D));
@@ -149,16 +149,30 @@ std::vector<float> alone(const Shape& s, const Sequence& q, const Run& run, cons
   return rig.outputs[0];
 }
 
-float as_stored(const Shape& s, float x) { return s.type == KvType::F16 ? static_cast<float>(static_cast<_Float16>(x)) : x; }
+// A sequence whose keys and values are what the pool makes of them.
+Sequence as_stored(const Shape& s, Sequence q) {
+  if (s.type == KvType::F32) return q;
+  for (int32_t t = 0; t < q.length; ++t)
+    for (int32_t h = s.H; h < s.H + 2 * s.K; ++h) {
+      float* x = q.qkv.data() + t * row_width(s) + h * s.D;
+      float most = 0.0f;
+      for (int32_t d = 0; d < s.D; ++d) most = std::max(most, std::fabs(x[d]));
+      const float scale = static_cast<float>(static_cast<_Float16>(most / 127.0f));
+      for (int32_t d = 0; d < s.D; ++d)
+        x[d] = s.type == KvType::F16 ? static_cast<float>(static_cast<_Float16>(x[d]))
+                                     : scale * std::max(-127.0f, std::min(127.0f, std::rint(x[d] / scale)));
+    }
+  return q;
+}
 
-// One query head of one row in double; keys and values as the pool stores them.
+// One query head of one row in double.
 std::vector<double> plain_row(const Shape& s, const Sequence& q, int32_t t, int32_t h) {
   const int64_t width = row_width(s), k_col = int64_t{s.H + h / (s.H / s.K)} * s.D, v_col = k_col + int64_t{s.K} * s.D;
   const int32_t first = s.window > 0 ? std::max(0, t - s.window + 1) : 0;
   std::vector<double> score, out(static_cast<size_t>(s.D), 0.0);
   for (int32_t i = first; i <= t; ++i) {
     double dot = 0.0;
-    for (int32_t d = 0; d < s.D; ++d) dot += q.qkv[t * width + h * s.D + d] * double{as_stored(s, q.qkv[i * width + k_col + d])};
+    for (int32_t d = 0; d < s.D; ++d) dot += q.qkv[t * width + h * s.D + d] * double{q.qkv[i * width + k_col + d]};
     dot /= std::sqrt(static_cast<double>(s.D));
     score.push_back(s.softcap > 0.0f ? s.softcap * std::tanh(dot / s.softcap) : dot);
   }
@@ -167,13 +181,14 @@ std::vector<double> plain_row(const Shape& s, const Sequence& q, int32_t t, int3
   for (int32_t i = first; i <= t; ++i) {
     const double p = std::exp(score[i - first] - top);
     sum += p;
-    for (int32_t d = 0; d < s.D; ++d) out[d] += p * double{as_stored(s, q.qkv[i * width + v_col + d])};
+    for (int32_t d = 0; d < s.D; ++d) out[d] += p * double{q.qkv[i * width + v_col + d]};
   }
   for (double& v : out) v /= sum;
   return out;
 }
 
-double worst_error(const Shape& s, const Sequence& q, const std::vector<float>& y) {
+double worst_error(const Shape& s, const Sequence& sequence, const std::vector<float>& y) {
+  const Sequence q = as_stored(s, sequence);
   double worst = 0.0;
   for (int32_t t = 0; t < q.length; t += t < 40 ? 1 : 13)
     for (int32_t h = 0; h < s.H; ++h) {
@@ -192,12 +207,17 @@ const Shape kShapes[] = {
     {4, 1, 128, KvType::F16, 17, 30.0f},
     {4, 2, 256, KvType::F32},
     {14, 2, 64, KvType::F16, 257},
+    {9, 3, 64, KvType::I8},
+    {4, 1, 24, KvType::I8, 40, 0.0f, 32},
+    {4, 2, 80, KvType::I8, 0, 20.0f},
+    {4, 1, 256, KvType::I8, 270},
 };
 
 TEST(attention_is_close_to_its_definition) {
   for (const Shape& s : kShapes) {
     const Sequence q = sequence(s, 300, 11);
-    CHECK(worst_error(s, q, alone(s, q, {strongest()}, {300})) < 2e-5);
+    // int8 pages: queries and weights are rounded to 16 bits
+    CHECK(worst_error(s, q, alone(s, q, {strongest()}, {300})) < (s.type == KvType::I8 ? 4e-4 : 2e-5));
   }
 }
 
@@ -225,14 +245,17 @@ TEST(attention_rows_have_the_same_bits_for_every_chunking_and_number_of_threads)
 }
 
 TEST(a_weaker_level_decodes_the_bits_that_the_strongest_prefilled) {
-  const Shape s{9, 3, 64};
-  const Sequence q = sequence(s, 270, 14);
-  const std::vector<float> expected = alone(s, q, {strongest()}, {270});
-  for (int32_t i = 0; i + 1 < n_kernel_levels(); ++i) CHECK(same_bits(alone(s, q, {kernel_level(i), 1}, {200, 1, 1, 1, 40, 1}), expected));
+  for (const Shape& s : {Shape{9, 3, 64}, Shape{9, 3, 64, KvType::I8}}) {
+    const Sequence q = sequence(s, 270, 14);
+    const std::vector<float> expected = alone(s, q, {strongest()}, {270});
+    for (int32_t i = 0; i + 1 < n_kernel_levels(); ++i)
+      CHECK(same_bits(alone(s, q, {kernel_level(i), 1}, {200, 1, 1, 1, 40, 1}), expected));
+  }
 }
 
 TEST(a_long_context_cut_between_threads_keeps_its_bits) {
-  for (const Shape& s : {Shape{6, 2, 24}, Shape{4, 2, 24, KvType::F16, 1500}, Shape{4, 1, 24, KvType::F32, 0, 8.0f}}) {
+  for (const Shape& s :
+       {Shape{6, 2, 24}, Shape{4, 2, 24, KvType::F16, 1500}, Shape{4, 1, 24, KvType::F32, 0, 8.0f}, Shape{4, 2, 24, KvType::I8}}) {
     const Sequence q = sequence(s, 3003, 15);
     const std::vector<float> expected = alone(s, q, {strongest(), 1, 1, false}, {2999, 4});
     for (const int32_t n_threads : {1, 2, 3, 7}) CHECK(same_bits(alone(s, q, {strongest(), n_threads}, {2990, 1, 1, 5, 2, 4}), expected));
@@ -241,7 +264,7 @@ TEST(a_long_context_cut_between_threads_keeps_its_bits) {
 }
 
 TEST(attention_of_a_sequence_does_not_depend_on_its_batch_mates) {
-  for (const Shape& s : {Shape{9, 3, 64}, Shape{4, 1, 24, KvType::F16, 50}}) {
+  for (const Shape& s : {Shape{9, 3, 64}, Shape{4, 1, 24, KvType::F16, 50}, Shape{9, 3, 64, KvType::I8, 100}}) {
     std::vector<Sequence> seqs;
     const int32_t lengths[] = {40, 600, 1, 130, 333};
     for (int32_t i = 0; i < 5; ++i) seqs.push_back(sequence(s, lengths[i], 20 + static_cast<uint64_t>(i)));
@@ -263,7 +286,7 @@ bool same_rows(const Shape& s, const std::vector<float>& a, const std::vector<fl
 }
 
 TEST(a_nan_reaches_only_the_rows_that_see_it) {
-  for (const KvType type : {KvType::F16, KvType::F32}) {
+  for (const KvType type : {KvType::F16, KvType::F32, KvType::I8}) {
     const Shape s{6, 2, 24, type};
     const int32_t length = 300, at = 77;
     const Sequence clean = sequence(s, length, 30);
@@ -281,6 +304,20 @@ TEST(a_nan_reaches_only_the_rows_that_see_it) {
       }
     }
   }
+}
+
+TEST(int8_pages_take_extreme_and_zero_rows) {
+  const Shape s{6, 2, 24, KvType::I8};
+  Sequence q = sequence(s, 290, 32);
+  const int64_t w = row_width(s);
+  for (int32_t t = 3; t < 290; t += 7) { // rows of zeros, of tiny numbers and of the largest that a scale can tell
+    const float factor = t % 3 == 0 ? 0.0f : t % 3 == 1 ? 1e-30f : 1e5f;
+    for (int64_t c = int64_t{s.H} * s.D; c < w; ++c) q.qkv[t * w + c] *= factor;
+  }
+  for (int64_t c = 0; c < int64_t{s.H} * s.D; ++c) q.qkv[5 * w + c] = 0.0f, q.qkv[6 * w + c] *= 1e-35f;
+  const std::vector<float> expected = alone(s, q, {strongest()}, {290});
+  for (const float y : expected) CHECK(std::isfinite(y));
+  for (int32_t i = 0; i < n_kernel_levels(); ++i) CHECK(same_bits(alone(s, q, {kernel_level(i), 2}, {100, 1, 1, 60, 128}), expected));
 }
 
 TEST(a_step_without_rows_is_legal) {

@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def kv_dtype(self) -> str:
         """Element type of the pool."""
-        return "float16" if self.options.kv_cache_dtype == "auto" else self.options.kv_cache_dtype
+        return _kv_dtype(self.options)
 
     @property
     def is_float32_compute(self) -> bool:
@@ -131,11 +131,15 @@ def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint
     return Plan(options, resolved, checkpoint, model.info, lower_and_fuse(program), capacity, n_threads, identity)
 
 
+def _kv_dtype(options: EngineOptions) -> str:
+    return "float16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+
+
 def _capacity(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
     from tiercel.runner import capacity as sizing
 
     return sizing.plan(
-        kv_token_bytes=info.kv_bytes_per_token(4 if options.kv_cache_dtype == "float32" else 2),
+        kv_token_bytes=info.kv_bytes_per_token(_kv_dtype(options)),
         page_size_tokens=options.block_size,
         model_len_tokens=info.max_len_tokens,
         max_model_len=options.max_model_len,
@@ -492,7 +496,10 @@ def describe(model: str | None, *, program: bool = False, explain: bool = False)
                     f"{name} {size / (1 << 20):.1f} MiB" for name, size in sorted(formats.items(), key=lambda f: -f[1])
                 ),
             ),
-            ("KV a token", f"{info.kv_bytes_per_token(2):,} B (float16), {info.kv_bytes_per_token(4):,} B (float32)"),
+            (
+                "KV a token",
+                ", ".join(f"{info.kv_bytes_per_token(t):,} B ({t})" for t in ("float16", "float32", "int8")),
+            ),
             ("here", plan.capacity.describe()),
             ("threads", plan.n_threads),
             ("identity", plan.identity),

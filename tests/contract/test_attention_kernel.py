@@ -7,15 +7,18 @@ import pytest
 
 from tiercel import _native
 from tiercel.ops import reference
+from tiercel.ops.costs import kv_head_bytes
 from tiercel.ops.reference import TOLERANCE
 
 LEVELS = _native.kernel_levels()
-CASES = [  # H, K, D, page_tokens, float32 pool, window, softcap
-    (9, 3, 64, 16, False, 0, 0.0),
-    (4, 1, 24, 16, True, 37, 0.0),
-    (8, 8, 80, 32, False, 0, 20.0),
-    (4, 2, 128, 48, True, 0, 0.0),
-    (4, 2, 256, 16, False, 300, 50.0),
+CASES = [  # H, K, D, page_tokens, pool, window, softcap
+    (9, 3, 64, 16, "float16", 0, 0.0),
+    (4, 1, 24, 16, "float32", 37, 0.0),
+    (8, 8, 80, 32, "float16", 0, 20.0),
+    (4, 2, 128, 48, "float32", 0, 0.0),
+    (4, 2, 256, 16, "float16", 300, 50.0),
+    (9, 3, 64, 16, "int8", 0, 0.0),
+    (4, 1, 24, 32, "int8", 37, 20.0),
 ]
 
 
@@ -23,14 +26,14 @@ class Sequences:
     """Some sequences' q, k and v, and a pool of shuffled pages that the native kernels fill with them, step by step."""
 
     def __init__(self, case, lengths, level, n_threads):
-        self.H, self.K, self.D, self.page_tokens, self.is_f32, self.window, self.softcap = case
+        self.H, self.K, self.D, self.page_tokens, self.kv_dtype, self.window, self.softcap = case
         self.level, self.n_threads, self.lengths = level, n_threads, lengths
         rng = np.random.default_rng(5)
         self.qkv = [rng.standard_normal((n, self.H + 2 * self.K, self.D)).astype(np.float32) for n in lengths]
         n_pages = max(-(-n // self.page_tokens) for n in lengths)
         self.page_table = rng.permutation(len(lengths) * n_pages).astype(np.int32).reshape(len(lengths), n_pages)
-        page_bytes = self.K * 2 * self.page_tokens * self.D * (4 if self.is_f32 else 2)
-        self.pool = np.full(self.page_table.size * page_bytes, 0xFF, np.uint8)  # NaN in both types
+        page_bytes = self.K * self.page_tokens * kv_head_bytes(self.kv_dtype, self.D)
+        self.pool = np.full(self.page_table.size * page_bytes, 0xFF, np.uint8)  # NaN in every type that has it
         self.done = [0] * len(lengths)
 
     def step(self, *pieces):
@@ -40,7 +43,7 @@ class Sequences:
         rows = np.array([0, *itertools.accumulate(n for _, n in pieces)], np.int32)
         parts = [self.qkv[s][self.done[s] : self.done[s] + n] for s, n in pieces]
         qkv = np.concatenate(parts).reshape(rows[-1], -1).copy()
-        pages = {"page_tokens": self.page_tokens, "is_f32": self.is_f32, "n_heads": self.H, "n_kv_heads": self.K}
+        pages = {"page_tokens": self.page_tokens, "kv_dtype": self.kv_dtype, "n_heads": self.H, "n_kv_heads": self.K}
         nothing = np.zeros((0, 0), np.float32)
         at = (self.level, self.n_threads, slots, start, rows, self.page_table)
         _native.rope_kv(*at, nothing, nothing, eps=0.0, qkv=qkv, pool=self.pool, **pages)
@@ -54,8 +57,7 @@ class Sequences:
 
     def expected(self, s, start, n):
         q, k, v = np.split(self.qkv[s], [self.H, self.H + self.K], axis=1)
-        if not self.is_f32:
-            k, v = k.astype(np.float16).astype(np.float32), v.astype(np.float16).astype(np.float32)
+        k, v = reference.as_stored(k, self.kv_dtype), reference.as_stored(v, self.kv_dtype)
         limits = {"scale": self.D**-0.5, "window": self.window, "softcap": self.softcap}
         return reference.attention(q[start : start + n], k, v, start=start, **limits)
 
@@ -63,7 +65,7 @@ class Sequences:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 def test_attention_of_a_mixed_step_agrees_with_its_definition(level, case):
-    tolerance = TOLERANCE["attention"]
+    tolerance = TOLERANCE["attention_int8" if "int8" in case else "attention"]
     sequences = Sequences(case, [290, 1, 70, 33], level, n_threads=2)
     sequences.step((0, 250), (2, 3))
     steps = [((0, 1), (1, 1), (2, 40), (3, 33)), ((2, 27), (0, 39))]
@@ -73,25 +75,35 @@ def test_attention_of_a_mixed_step_agrees_with_its_definition(level, case):
             np.testing.assert_allclose(got, sequences.expected(s, start, n), rtol=tolerance.rtol, atol=tolerance.atol)
 
 
+@pytest.mark.parametrize("case", [CASES[0], *(case for case in CASES if "int8" in case)], ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_sequence_decoded_by_tokens_has_the_bits_of_one_prefill(level):
-    whole = Sequences(CASES[0], [300], level, n_threads=1).step((0, 300))[0]
-    sequences = Sequences(CASES[0], [300], level, n_threads=3)
+def test_a_sequence_decoded_by_tokens_has_the_bits_of_one_prefill(level, case):
+    whole = Sequences(case, [300], LEVELS[-1], n_threads=1).step((0, 300))[0]
+    sequences = Sequences(case, [300], level, n_threads=3)
     parts = [sequences.step((0, n))[0] for n in (240, *[1] * 20, 7, 33)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def keys_and_values(pool, n_kv_heads, head_dim, dtype):
+def keys_and_values(pool, n_kv_heads, head_dim, kv_dtype):
     """The pool as k and v [page, kv head, token, D]; pages of one run."""
+    if kv_dtype == "int8":
+        runs = pool.reshape(-1, n_kv_heads, 32 * head_dim + 64)
+        scales = runs[..., 32 * head_dim :].copy().view(np.float16).astype(np.float32).reshape(-1, n_kv_heads, 2, 16, 1)
+        k = runs[..., : 16 * head_dim].reshape(-1, n_kv_heads, head_dim // 2, 16, 2)
+        v = runs[..., 16 * head_dim : 32 * head_dim].reshape(-1, n_kv_heads, 8, head_dim, 2)
+        k = k.transpose(0, 1, 3, 2, 4).reshape(-1, n_kv_heads, 16, head_dim).view(np.int8)
+        v = v.transpose(0, 1, 2, 4, 3).reshape(-1, n_kv_heads, 16, head_dim).view(np.int8)
+        return k * scales[:, :, 0], v * scales[:, :, 1]
+    dtype = np.dtype(kv_dtype)
     runs = pool.view(dtype).reshape(-1, n_kv_heads, 2, 16 * head_dim)
     k = runs[:, :, 0].reshape(-1, n_kv_heads, head_dim, 16).swapaxes(2, 3)
     return k, runs[:, :, 1].reshape(-1, n_kv_heads, 16, head_dim)
 
 
 @pytest.mark.parametrize("d2", [12, 5])
-@pytest.mark.parametrize("is_f32", [True, False])
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_rope_kv_norms_rotates_and_stores(level, is_f32, d2):
+def test_rope_kv_norms_rotates_and_stores(level, kv_dtype, d2):
     H, K, D, n = 4, 2, 24, 21
     rng = np.random.default_rng(6)
     qkv = rng.standard_normal((n, H + 2 * K, D)).astype(np.float32)
@@ -99,10 +111,10 @@ def test_rope_kv_norms_rotates_and_stores(level, is_f32, d2):
     inv_freq = rng.random(d2).astype(np.float32)
     cos_sin = reference.rope_table(np.arange(n), inv_freq)
     page_table = np.array([[2, 0]], np.int32)
-    pool = np.zeros(3 * K * 32 * D * (4 if is_f32 else 2), np.uint8)
+    pool = np.zeros(3 * K * 16 * kv_head_bytes(kv_dtype, D), np.uint8)
     rows = qkv.reshape(n, -1).copy()
     slot, start, seq_rows = np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([0, n], np.int32)
-    pages = {"page_tokens": 16, "is_f32": is_f32, "n_heads": H, "n_kv_heads": K}
+    pages = {"page_tokens": 16, "kv_dtype": kv_dtype, "n_heads": H, "n_kv_heads": K}
     _native.rope_kv(level, 2, slot, start, seq_rows, page_table, cos_sin, norms, eps=1e-6, qkv=rows, pool=pool, **pages)
 
     q = reference.rope(reference.rms_norm(qkv[:, :H], norms[0], 1e-6), cos_sin)
@@ -112,13 +124,16 @@ def test_rope_kv_norms_rotates_and_stores(level, is_f32, d2):
         "atol": 4 * TOLERANCE["rope"].atol,
     }  # a norm, then a rotation
     np.testing.assert_allclose(rows.reshape(n, -1, D)[:, :H], q, **tolerance)
-    if not is_f32:
+    if kv_dtype == "float16":
         tolerance = {"rtol": 2.0**-10, "atol": 1e-6}
-    stored_k, stored_v = keys_and_values(pool, K, D, np.float32 if is_f32 else np.float16)
+    if kv_dtype == "int8":  # a byte may be off by one where x / scale is next to a half
+        tolerance = {"rtol": 0.0, "atol": 1.01 / 127 * np.abs(k).max()}
+    k, v = reference.as_stored(k, kv_dtype), reference.as_stored(qkv[:, H + K :], kv_dtype)
+    stored_k, stored_v = keys_and_values(pool, K, D, kv_dtype)
     for t in range(n):
         page, lane = page_table[0, t // 16], t % 16
         np.testing.assert_allclose(stored_k[page, :, lane], k[t], **tolerance)
-        np.testing.assert_array_equal(stored_v[page, :, lane], qkv[t, H + K :].astype(stored_v.dtype))
+        np.testing.assert_array_equal(stored_v[page, :, lane], v[t])
     assert not stored_v[1].any()  # the page of no sequence
 
 

@@ -85,7 +85,7 @@ def test_a_float16_store_changes_logits_by_its_rounding_only():
     program, weights = record("qwen3_window_bias", compute_dtype="float32")
     steps = [Chunk(0, range(20))]
     exact = ReferenceExecutor(program, weights).step(steps)
-    rounded = ReferenceExecutor(program, weights, has_float16_kv=True).step(steps)
+    rounded = ReferenceExecutor(program, weights, kv_dtype="float16").step(steps)
     assert 0.0 < np.abs(rounded - exact).max() < 0.05
 
 

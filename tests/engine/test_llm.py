@@ -332,7 +332,10 @@ def test_an_option_like_no_other_is_refused_with_all_of_them():
     [
         ({"dtype": "int4"}, "dtype: got 'int4'; needs one of auto, float32"),
         ({"compute_dtype": "float16"}, "compute_dtype"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        (
+            {"kv_cache_dtype": "fp8_e4m3"},
+            "kv_cache_dtype: got 'fp8_e4m3'; needs one of auto, float16, float32, int8",
+        ),
         ({"quantization": "awq"}, "quantization: got 'awq'"),
         ({"quantization": "bitsandbytes"}, "bitsandbytes is not in the core"),
         ({"max_num_seqs": 0}, "max_num_seqs: got 0"),

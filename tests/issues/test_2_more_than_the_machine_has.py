@@ -60,7 +60,7 @@ import resource, sys
 from tiercel import _native
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))  # a thread's stack takes 8 MiB of it
 program = _native.Program("scalar", 1000)
-kv = _native.make_kv(1, 16, True, [(1, 8)])
+kv = _native.make_kv(1, 16, "float32", [(1, 8)])
 try:
     _native.StepRunner(program, kv, 1 << 12, (0, 64), 8, 1, 16, 16, 1, [])
 except (RuntimeError, MemoryError) as error:

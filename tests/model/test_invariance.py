@@ -22,7 +22,7 @@ from tiercel.testing.native import float_tensors, native_logits, native_runner
 
 MODELS = ["llama_odd_heads_9_3", "mistral_window_8", "qwen2_yarn_window_tied", "gemma3_pattern_3_softcap"]
 FORMATS = [Format.F32, Format.Q8_0, Format.Q4_0]
-KV_DTYPES = ("float32", "float16")
+KV_DTYPES = ("float32", "float16", "int8")
 CASES = [(m, f, kv) for m in MODELS for f in FORMATS for kv in KV_DTYPES if (f, kv) != (Format.F32, "float32")]
 VOCAB = 128
 # Long enough for several 256-token splits of attention, and for chunks that use the panel kernels.

@@ -135,6 +135,15 @@ def test_float32_keys_and_values_take_twice_the_room(folder):
     assert plan_of(folder).capacity.page_bytes == half
 
 
+def test_int8_keys_and_values_take_a_byte_each_and_two_scales_a_head(folder):
+    assert plan_of(folder, kv_cache_dtype="int8").capacity.page_bytes == 2 * 2 * 16 * (2 * 16 + 4)
+
+
+def test_other_names_of_a_kv_type_mean_the_same(folder):
+    assert plan_of(folder, kv_cache_dtype="fp16").kv_dtype == "float16"
+    assert plan_of(folder, kv_cache_dtype="fp32").kv_dtype == "float32"
+
+
 # Ends of a text.
 
 

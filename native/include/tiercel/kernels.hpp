@@ -16,7 +16,8 @@ namespace tiercel {
 // Weight formats, in the order of quant/formats.py.
 enum class Format : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
-enum class KvType : uint8_t { F16, F32 };
+enum class KvType : uint8_t { F16, F32, I8 };
+constexpr int64_t kMaxInt8HeadDim = 512; // of I8 pages: more products of 16 by 8 bits might not fit a 32-bit sum
 
 enum class Activation : uint8_t { Silu, GeluTanh };
 
@@ -74,8 +75,11 @@ struct StepView {
 };
 
 // One layer's share of the page pool. Page p of head h starts at base + p * page_stride_bytes + h * head_stride_bytes.
-// A page holds page_tokens tokens (a multiple of 16) as page_tokens / 16 runs; one run is K^T [D][16] followed by V [16][D],
-// in the pool's KvType.
+// A page holds page_tokens tokens (a multiple of 16) as page_tokens / 16 runs of kv_run_bytes. One run:
+//   F16, F32  K^T [D][16], then V [16][D]
+//   I8        K^T in pairs of columns, int8 [D / 2][16][2]; V in pairs of tokens, int8 [8][D][2]; then f16 [16] scales of the
+//             tokens' keys and f16 [16] of their values: a number is its byte times its token's scale. A token whose key or
+//             value is not finite has NaN for both scales.
 struct KvLayer {
   uint8_t* base;
   int64_t page_stride_bytes;
@@ -260,6 +264,9 @@ int64_t packed_bytes(Format format, int64_t n, int64_t k);
 // matrix.
 void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t n, int64_t k,
                  uint8_t* out, int64_t tile_begin, int64_t tile_end);
+
+// Bytes of one head's run of 16 tokens (see KvLayer).
+int64_t kv_run_bytes(KvType type, int32_t head_dim);
 
 // Scratch that attention wants: of each thread, and once for the team, for at most max_tokens rows and max_len positions.
 int64_t attention_thread_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim);

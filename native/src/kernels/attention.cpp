@@ -1,13 +1,15 @@
 // Causal attention over paged keys and values, for steps that mix single rows (decode) with chunks of rows (prefill).
 //
 // Order of one output row, fixed by its position alone:
-//   1. q is multiplied by scale; a score is one fma chain over d; then cap * tanh(score / cap) if there is a softcap.
-//   2. Positions are cut into absolute splits of 256. In a split: max, weights e^(score - max) and their sum in 16
-//   lanes, runs of 16
-//      tokens ascending, then the fixed trees; each output column is one fma chain over the visible tokens, ascending.
-//   3. Splits that the row sees are merged ascending, from the first: with M = max(m0, m1), a = e^(m0 - M), b = e^(m1 -
-//   M):
+//   1. q is multiplied by scale * log2(e), so that weights are powers of two; a score is one fma chain over d. With a
+//      softcap: q times scale, then (cap * log2(e)) * tanh(score / cap).
+//   2. Positions are cut into absolute splits of 256. In a split: max, weights 2^(score - max) and their sum in 16
+//      lanes, runs of 16 tokens ascending, then the fixed trees; each output column is one fma chain over the visible
+//      tokens, ascending.
+//   3. Splits that the row sees are merged ascending, from the first: with M = max(m0, m1), a = 2^(m0 - M) and
+//      b = 2^(m1 - M):
 //      sum = fma(sum0, a, sum1 * b), out = fma(out0, a, out1 * b). At the end, out * (1 / sum).
+// Over int8 pages, both products are exact integers of operands rounded to 16 bits: attention_tiles_int8.hpp says how.
 // Splits, runs and tokens that the row does not see take part in nothing: what they hold never matters, NaN included.
 //
 // Blocks of many rows first expand the split to float; smaller ones read the pages. A chain that is cut between
@@ -16,8 +18,11 @@
 //
 // REQUIRES: rows of a sequence stand at consecutive positions from seq_start; ctx.scratch holds attention_thread_bytes;
 // the caller puts a barrier between this call and the next that writes q, y, the pages or the shared scratch.
+#include <type_traits>
+
 #include "attention_plan.hpp"
 #include "attention_tiles.hpp"
+#include "attention_tiles_int8.hpp"
 #include "table.hpp"
 
 namespace tiercel::TIERCEL_LEVEL {
@@ -54,7 +59,13 @@ class Worker {
     tile_ = results_at(p, kMaxTileRows, D_);
     p += record_floats(kMaxTileRows, D_);
     scores_ = p;
-    expanded_ = p + kMaxTileRows * kScoreStride;
+    p += kMaxTileRows * kScoreStride;
+    if (a_.kv.type == KvType::I8) { // which expands nothing
+      query_units_ = p;
+      rounded_q_ = reinterpret_cast<int16_t*>(p + pad16(block_rows(plan.group)));
+    } else {
+      expanded_ = p;
+    }
   }
 
   // Walks this thread's part of the line.
@@ -125,7 +136,7 @@ class Worker {
 
   // Rows of a block are query-major: row r is head r % group of query r / group.
   void pack_queries(const Chain& chain) {
-    const F16v scale = set1(a_.scale);
+    const F16v scale = set1(a_.softcap > 0.0f ? a_.scale : a_.scale * kLog2E);
     float* to = q_;
     for (int64_t i = 0; i < chain.block.n_queries; ++i) {
       const float* from = a_.q + (chain.block.row + i) * a_.ldq + chain.kv_head * plan_.group * D_;
@@ -135,6 +146,8 @@ class Worker {
       if (j < n) store_n(to + j, mul(load_n(from + j, static_cast<int>(n - j)), scale), static_cast<int>(n - j));
       to += n;
     }
+    if (a_.kv.type == KvType::I8)
+      for (int64_t r = 0; r < chain.block.n_rows; ++r) query_units_[r] = round_query(q_ + r * D_, D_, rounded_q_ + r * D_);
   }
 
   // K^T of the n runs from position pos on, which is a multiple of 16.
@@ -144,7 +157,7 @@ class Worker {
     int64_t page = pos / a_.kv.page_tokens, in_page = pos % a_.kv.page_tokens;
     for (int64_t i = 0; i < n; ++i) {
       const uint8_t* head = a_.kv.base + pages[page] * a_.kv.page_stride_bytes + kv_head * a_.kv.head_stride_bytes;
-      runs[i] = reinterpret_cast<const T*>(head) + in_page * 2 * D_;
+      runs[i] = reinterpret_cast<const T*>(head + in_page / kRunTokens * run_bytes(a_.kv.type, D_));
       in_page += kRunTokens;
       if (in_page == a_.kv.page_tokens) in_page = 0, ++page;
     }
@@ -188,7 +201,9 @@ class Worker {
   }
 
   void attend_split(const Chain& chain, int64_t c, const Results& results, bool is_partial) {
-    if (a_.kv.type == KvType::F32)
+    if (a_.kv.type == KvType::I8)
+      attend_tiles(chain.block, c, find_split<int8_t>(chain, c), results, is_partial);
+    else if (a_.kv.type == KvType::F32)
       attend_tiles(chain.block, c, find_split<float>(chain, c), results, is_partial);
     else if (chain.block.n_rows > kExpandRows)
       attend_tiles(chain.block, c, expand(find_split<uint16_t>(chain, c)), results, is_partial);
@@ -209,7 +224,11 @@ class Worker {
         bounds.end[j] = static_cast<int>(at_most(at_least(pos + 1 - c * kSplitTokens, 0), kSplitTokens));
       }
       const Results out = is_partial ? results.rows_from(r) : tile_;
-      attend_rows<T>(static_cast<int>(n), runs, bounds, D_, a_.softcap, q_ + r * D_, scores_, out.max, out.sum, out.out);
+      if constexpr (std::is_same_v<T, int8_t>)
+        attend_rows_int8(static_cast<int>(n), runs, bounds, D_, a_.softcap, rounded_q_ + r * D_, query_units_ + r, scores_, out.max,
+                         out.sum, out.out);
+      else
+        attend_rows<T>(static_cast<int>(n), runs, bounds, D_, a_.softcap, q_ + r * D_, scores_, out.max, out.sum, out.out);
       if (!is_partial) merge(block, c, r, n, out, results);
     }
   }
@@ -220,7 +239,7 @@ class Worker {
     const int count = static_cast<int>(n);
     const F16v old_max = load_n(running.max + r, count), new_max = load_n(split.max, count);
     const F16v top = max(old_max, new_max);
-    const F16v keep = exp_nonpositive(sub(old_max, top)), gain = exp_nonpositive(sub(new_max, top));
+    const F16v keep = exp2_nonpositive(sub(old_max, top)), gain = exp2_nonpositive(sub(new_max, top));
     float tops[16], keeps[16], gains[16], sums[16];
     store(tops, top);
     store(keeps, keep);
@@ -266,7 +285,9 @@ class Worker {
   float* running_base_;
   Results tile_;
   float* scores_;
-  float* expanded_;
+  float* expanded_ = nullptr;
+  float* query_units_ = nullptr;
+  int16_t* rounded_q_ = nullptr;
   Chain cut_ = {};
   int64_t cut_at_ = 0; // first split of cut_ that is another thread's
   bool has_cut_chain_ = false;

@@ -58,23 +58,24 @@ TIERCEL_INLINE F16v load_kv_half(const T* p) {
   return load_kv(t);
 }
 
-// e^x for x <= 0, and exactly 0 below -69; NaN stays NaN. simd.hpp's exp without its upper end. Why -69: e^-69 times the
-// least half, 2^-24, is still a normal float, so no product with an F16 value is denormal, whatever MXCSR says; and what is
-// dropped is below 2^-99 of the largest weight.
-TIERCEL_INLINE F16v exp_nonpositive(F16v x) {
-  const F16v lo = set1(-69.0f);
-  const F16v y = max(lo, x); // operand order keeps NaN
-  const F16v n = round_even(mul(y, set1(1.44269504088896341f)));
-  F16v r = fma(n, set1(-0.693359375f), y);
-  r = fma(n, set1(2.12194440e-4f), r);
-  F16v p = set1(1.9875691500e-4f);
-  p = fma(p, r, set1(1.3981999507e-3f));
-  p = fma(p, r, set1(8.3334519073e-3f));
-  p = fma(p, r, set1(4.1665795894e-2f));
-  p = fma(p, r, set1(1.6666665459e-1f));
-  p = fma(p, r, set1(5.0000001201e-1f));
-  p = fma(p, mul(r, r), add(r, set1(1.0f)));
-  return zero_below(scale_pow2(p, n), x, lo);
+// Scores are in units of ln 2, so that a weight is a power of two and needs no reduction by constants.
+constexpr float kLog2E = 0x1.715476p+0f;
+
+// 2^x for x <= 0, and 2^-100 below -100; NaN stays NaN. Relative error below 2e-7. Why -100: times the least half, 2^-24, it is
+// still a normal float, so no product with an F16 value or an int8 scale is denormal, whatever MXCSR says; and against the
+// largest weight, which is 1, it changes nothing.
+constexpr float kLeastExponent = -100.0f;
+TIERCEL_INLINE F16v exp2_nonpositive(F16v x) {
+  const F16v y = max(set1(kLeastExponent), x); // operand order keeps NaN
+  const F16v n = round_even(y);
+  const F16v r = sub(y, n);
+  F16v p = set1(1.3264727e-3f);
+  p = fma(p, r, set1(9.671513e-3f));
+  p = fma(p, r, set1(5.5507336e-2f));
+  p = fma(p, r, set1(2.4022242e-1f));
+  p = fma(p, r, set1(6.93147e-1f));
+  p = fma(p, r, set1(1.0f));
+  return scale_pow2(p, n);
 }
 
 // scores[r][16 v ...] = q[r] . K of NV runs. Prefetches those runs' V.
@@ -121,24 +122,31 @@ TIERCEL_INLINE void score_runs(const SplitRuns<T>& runs, int begin, int end, int
     for (; i < end; ++i) score_tile<T, MR, 1>(runs.at + i, head_dim, q, scores + 16 * i);
 }
 
-// One row's scores become weights e^(score - max) in place; lanes of edge runs that the row does not see become 0.
-// Order: max and sum run by run ascending in 16 lanes, then the fixed trees.
-TIERCEL_INLINE void softmax_row(float* scores, int begin, int end, float softcap, float* row_max, float* row_sum) {
+// A row's scores as weights are taken from them: capped, and -inf in the lanes of edge runs that the row does not see. Returns
+// the largest. Order: run by run ascending in 16 lanes, then the fixed tree.
+TIERCEL_INLINE float top_score(float* scores, int begin, int end, float softcap) {
   const int first = begin / 16 * 16, last = (end + 15) / 16 * 16;
   if (softcap > 0.0f) {
-    const F16v cap = set1(softcap);
-    for (int i = first; i < last; i += 16) store(scores + i, mul(cap, tanh(div(load(scores + i), cap))));
+    const F16v cap = set1(softcap), cap2 = set1(softcap * kLog2E);
+    for (int i = first; i < last; i += 16) store(scores + i, mul(cap2, tanh(div(load(scores + i), cap))));
   }
   const F16v lowest = set1(-__builtin_inff());
   if (begin > first) store_n(scores + first, lowest, begin - first);
   if (last > end) store_n(scores + end, lowest, last - end);
   F16v top = lowest;
   for (int i = first; i < last; i += 16) top = max(top, load(scores + i));
-  *row_max = reduce_max(top);
-  top = set1(*row_max);
+  return reduce_max(top);
+}
+
+// One row's scores become weights 2^(score - max) in place. Order as top_score's; lanes that the row does not see add 2^-100
+// each to the sum, the same for a row however it is computed.
+TIERCEL_INLINE void softmax_row(float* scores, int begin, int end, float softcap, float* row_max, float* row_sum) {
+  const int first = begin / 16 * 16, last = (end + 15) / 16 * 16;
+  *row_max = top_score(scores, begin, end, softcap);
+  const F16v top = set1(*row_max);
   F16v sum = zero();
   for (int i = first; i < last; i += 16) {
-    const F16v p = exp_nonpositive(sub(load(scores + i), top));
+    const F16v p = exp2_nonpositive(sub(load(scores + i), top));
     store(scores + i, p);
     sum = add(sum, p);
   }
@@ -221,19 +229,30 @@ TIERCEL_INLINE void value_columns(const SplitRuns<T>& runs, const RowBounds& bou
   if (col < head_dim) value_tile<T, MR, 1, true>(runs, bounds, head_dim, col, p, out, ld_out);
 }
 
+// Tokens of the split that any row of a tile sees; empty where begin >= end.
+struct TileBounds {
+  int begin, end;
+};
+
+template <int MR>
+TIERCEL_INLINE TileBounds bounds_of(const RowBounds& rows) {
+  TileBounds tile{static_cast<int>(kSplitTokens), 0};
+  for (int r = 0; r < MR; ++r) {
+    if (rows.begin[r] >= rows.end[r]) continue;
+    tile.begin = rows.begin[r] < tile.begin ? rows.begin[r] : tile.begin;
+    tile.end = rows.end[r] > tile.end ? rows.end[r] : tile.end;
+  }
+  return tile;
+}
+
 // What MR rows get from one split: max[r], sum[r], out[r][pad16(D)]. Rows that see none of it are left with arbitrary
 // values.
 template <class T, int MR>
 __attribute__((noinline)) void attend_tile(const SplitRuns<T>& runs, const RowBounds& bounds, int64_t head_dim, float softcap,
                                            const float* q, float* scores, float* row_max, float* row_sum, float* out) {
-  int begin = static_cast<int>(kSplitTokens), end = 0;
-  for (int r = 0; r < MR; ++r) {
-    if (bounds.begin[r] >= bounds.end[r]) continue;
-    begin = bounds.begin[r] < begin ? bounds.begin[r] : begin;
-    end = bounds.end[r] > end ? bounds.end[r] : end;
-  }
-  if (begin >= end) return;
-  score_runs<T, MR>(runs, begin / 16, (end + 15) / 16, head_dim, q, scores);
+  const TileBounds tile = bounds_of<MR>(bounds);
+  if (tile.begin >= tile.end) return;
+  score_runs<T, MR>(runs, tile.begin / 16, (tile.end + 15) / 16, head_dim, q, scores);
   for (int r = 0; r < MR; ++r)
     if (bounds.begin[r] < bounds.end[r])
       softmax_row(scores + r * kScoreStride, bounds.begin[r], bounds.end[r], softcap, row_max + r, row_sum + r);

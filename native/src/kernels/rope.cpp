@@ -4,8 +4,10 @@
 //   table     angle = float(pos) * inv_freq, rounded to f32; cos and sin of that by the C library in double, times
 //   magnitude, to f32. norms     as rows.hpp, over one head's D columns. rotation  x1' = fma(x1, cos, -(x2 * sin)); x2'
 //   = fma(x2, cos, x1 * sin).
-// F16 pages hold round-to-nearest-even halves. The k columns of qkv are worked on in place; after the call they hold
-// the normed and rotated keys.
+// F16 pages hold round-to-nearest-even halves. I8 pages: scale = max|x| / 127 rounded to half, byte = rint(x / scale) within
+// +-127, of one token's key or value in one head; 0 where the scale is 0. The k columns of qkv are worked on in place; after the call they
+// hold the normed and rotated keys.
+#include "attention_layout.hpp"
 #include "rows.hpp"
 #include "table.hpp"
 
@@ -31,8 +33,8 @@ struct TokenSlot {
 TIERCEL_INLINE TokenSlot token_slot(const RopeKvArgs& a, const StepView& view, int64_t t) {
   const int64_t pos = view.row_pos[t], in_page = pos % a.kv.page_tokens;
   const int32_t* pages = view.page_table + view.seq_slot[view.row_seq[t]] * view.page_table_stride;
-  const int64_t run_bytes = int64_t{32} * a.head_dim * (a.kv.type == KvType::F16 ? 2 : 4);
-  return {a.kv.base + pages[pos / a.kv.page_tokens] * a.kv.page_stride_bytes + in_page / 16 * run_bytes, static_cast<int>(in_page % 16)};
+  return {a.kv.base + pages[pos / a.kv.page_tokens] * a.kv.page_stride_bytes + in_page / 16 * run_bytes(a.kv.type, a.head_dim),
+          static_cast<int>(in_page % 16)};
 }
 
 void write_f16(uint16_t* run, int lane, const float* k, const float* v, int64_t head_dim) {
@@ -54,6 +56,50 @@ void write_f16(uint16_t* run, int lane, const float* k, const float* v, int64_t 
 void write_f32(float* run, int lane, const float* k, const float* v, int64_t head_dim) {
   for (int64_t d = 0; d < head_dim; ++d) run[d * 16 + lane] = k[d];
   std::memcpy(run + 16 * head_dim + lane * head_dim, v, static_cast<size_t>(head_dim) * 4);
+}
+
+// The half that times a byte gives x again; NaN if x is not finite or too large.
+uint16_t scale_of(const float* x, int64_t head_dim) {
+  F16v top = zero(), poison = zero();
+  for (int64_t d = 0; d < head_dim; d += 16) {
+    const F16v part = load_n(x + d, lanes_left(d, head_dim));
+    top = max(abs(part), top);
+    poison = fma(part, zero(), poison);
+  }
+  uint16_t halves[16];
+  store_f16(halves, set1(reduce_max(top) / 127.0f));
+  const bool is_finite = reduce_add(poison) == 0.0f && halves[0] < 0x7c00;
+  return is_finite ? halves[0] : 0x7e00;
+}
+
+TIERCEL_INLINE void round_to_bytes(const float* x, int n, F16v scale, bool is_zero, int8_t* to) {
+  float rounded[16];
+  store(rounded, is_zero ? zero() : round_even(min(max(div(load_n(x, n), scale), set1(-127.0f)), set1(127.0f))));
+  for (int i = 0; i < n; ++i) to[i] = static_cast<int8_t>(rounded[i]);
+}
+
+void write_i8(uint8_t* run, int lane, const float* k, const float* v, int64_t head_dim) {
+  uint16_t* scales = reinterpret_cast<uint16_t*>(run + 32 * head_dim);
+  const float* from[2] = {k, v};
+  uint16_t scale[2] = {scale_of(k, head_dim), scale_of(v, head_dim)};
+  if (scale[0] == 0x7e00 || scale[1] == 0x7e00) scale[0] = scale[1] = 0x7e00;
+  for (int part = 0; part < 2; ++part) {
+    scales[16 * part + lane] = scale[part];
+    const uint16_t halves[16] = {scale[part]};
+    float values[16];
+    store(values, load_f16(halves));
+    const bool is_zero = scale[part] == 0 || scale[part] == 0x7e00;
+    uint8_t* to = part == 0 ? run + 2 * lane : run + 16 * head_dim + lane / 2 * 2 * head_dim + lane % 2;
+    for (int64_t d = 0; d < head_dim; d += 16) {
+      const int n = lanes_left(d, head_dim);
+      int8_t bytes[16];
+      round_to_bytes(from[part] + d, n, set1(values[0]), is_zero, bytes);
+      if (part == 0)
+        for (int i = 0; i < n; i += 2) std::memcpy(to + (d + i) * 16, bytes + i, 2);
+      else
+        for (int i = 0; i < n; ++i) to[2 * (d + i)] = static_cast<uint8_t>(bytes[i]);
+    }
+  }
 }
 
 } // namespace
@@ -88,10 +134,11 @@ void rope_kv(const RopeKvArgs& a, const StepView& view, const ThreadCtx& ctx) {
       const float* k = row + (a.n_heads + h) * D;
       const float* v = k + a.n_kv_heads * D;
       uint8_t* run = slot.run + h * a.kv.head_stride_bytes;
-      if (a.kv.type == KvType::F16)
-        write_f16(reinterpret_cast<uint16_t*>(run), slot.lane, k, v, D);
-      else
-        write_f32(reinterpret_cast<float*>(run), slot.lane, k, v, D);
+      switch (a.kv.type) {
+        case KvType::F16: write_f16(reinterpret_cast<uint16_t*>(run), slot.lane, k, v, D); break;
+        case KvType::F32: write_f32(reinterpret_cast<float*>(run), slot.lane, k, v, D); break;
+        case KvType::I8: write_i8(run, slot.lane, k, v, D); break;
+      }
     }
   }
 }

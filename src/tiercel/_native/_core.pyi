@@ -125,7 +125,7 @@ class KvMemory:
     def n_pages(self) -> int: ...
     def page(self, page: int) -> _Bytes: ...
 
-def make_kv(n_pages: int, page_tokens: int, is_f32: bool, layers: Sequence[tuple[int, int]]) -> KvMemory: ...
+def make_kv(n_pages: int, page_tokens: int, kv_dtype: str, layers: Sequence[tuple[int, int]]) -> KvMemory: ...
 
 class StepRunner:
     def __init__(
@@ -224,7 +224,7 @@ def rope_kv(
     n_heads: int,
     n_kv_heads: int,
     page_tokens: int,
-    is_f32: bool,
+    kv_dtype: str,
     qkv: _Floats,
     pool: _Bytes,
 ) -> None: ...
@@ -240,7 +240,7 @@ def attention(
     n_heads: int,
     n_kv_heads: int,
     page_tokens: int,
-    is_f32: bool,
+    kv_dtype: str,
     scale: float,
     window: int = 0,
     softcap: float = 0.0,

@@ -23,7 +23,8 @@ REMOVED = {
     "trust_remote_code": "refused: no code of a model repository is ever run",
 }
 
-_KV_DTYPES = ("auto", "float16", "float32")
+_KV_DTYPES = ("auto", "float16", "float32", "int8")
+_KV_DTYPE_ALIASES = {"fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 _COMPUTE_DTYPES = ("auto", "int8", "float32")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 THREADS_MAX = 1024  # more than any machine has; each costs a stack and a place in every barrier
@@ -39,7 +40,8 @@ class EngineOptions:
     skip_tokenizer_init     serve token ids only
     dtype                   "auto": weights stay as the file has them; a named type must be what the file has
     compute_dtype           "auto": quantised weights meet int8 activations; "float32": activations are never rounded
-    kv_cache_dtype          "auto" is float16: half the memory traffic of float32
+    kv_cache_dtype          "auto" is float16: half the memory traffic of float32; "int8" halves it again, rounding
+                            each token's keys and values by head ("fp16" and "fp32" are other names)
     quantization            None | "none": as the file is; "q8_0" | "q4_0": quantise a float checkpoint while loading
     max_model_len           None: the model's own, or what fits; -1: the largest that fits
     max_num_seqs            None: 64, or max_num_batched_tokens if that is less
@@ -78,6 +80,7 @@ class EngineOptions:
     revision: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_cache_dtype", _KV_DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype))
         for name, choices in (
             ("dtype", _DTYPES),
             ("compute_dtype", _COMPUTE_DTYPES),

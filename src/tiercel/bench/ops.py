@@ -227,7 +227,7 @@ def time_steps(runner: Any, work: OpsWork) -> tuple[list[OpLine], list[float], s
     if len(sampled) != 1 or min(next(iter(sampled))) < 0:
         raise RequestFailed(f"bench ops: one step gave {len(sampled)} different results; need one; report this")
     digest = hashlib.sha256(str(next(iter(sampled))).encode()).hexdigest()[:16]
-    return group_ops([op for op, _ in of_ops], op_ns, bounds_of(work)), step_us, digest
+    return group_ops([op for op, _ in of_ops], op_ns, bounds_of(work), runner.kv_dtype), step_us, digest
 
 
 def bounds_of(work: OpsWork) -> Any:
@@ -243,7 +243,9 @@ def bytes_from_memory(lines: Sequence[OpLine]) -> int:
     return sum(line.n * line.nbytes for line in lines if line.is_from_memory)
 
 
-def group_ops(ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds: Any) -> list[OpLine]:
+def group_ops(
+    ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds: Any, kv_dtype: str = "float16"
+) -> list[OpLine]:
     """Put ops that are alike into one line each, in order of first use. `op_ns`: repetition -> op -> nanoseconds."""
     from tiercel.ops.lowered import Attention, BufferKind, LinearGroup, cost, weights_of
 
@@ -253,7 +255,7 @@ def group_ops(ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds:
     lines = []
     for label, places in alike.items():
         op = ops[places[0]]
-        one = cost(op, bounds)
+        one = cost(op, bounds, kv_dtype)
         is_linear = isinstance(op, LinearGroup)
         lines.append(
             OpLine(

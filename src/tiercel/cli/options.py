@@ -61,7 +61,7 @@ ENGINE_OPTIONS = (
     Option("skip_tokenizer_init", None, "", "load no tokenizer; prompts and answers are token ids"),
     Option("dtype", str, "TYPE", "the type dense weights are kept in: auto, float32, float16, bfloat16"),
     Option("compute_dtype", str, "TYPE", "float32 switches the rounding of activations off"),
-    Option("kv_cache_dtype", str, "TYPE", "the type of cached keys and values: auto, float16, float32"),
+    Option("kv_cache_dtype", str, "TYPE", "the type of cached keys and values: auto, float16, float32, int8"),
     Option("quantization", str, "FORMAT", "quantise a dense model while loading: q8_0, q4_0", short="-q"),
     Option("max_model_len", parse_max_model_len, "TOKENS", "the most tokens a sequence may have; auto: what fits"),
     Option("max_num_seqs", parse_int_human, "N", "the most sequences computed together"),

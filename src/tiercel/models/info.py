@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tiercel.ops.costs import kv_head_bytes
 from tiercel.ops.program import KvLayer
 
 
@@ -30,6 +31,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
         """Width of a head; the same in all layers."""
         return self.kv_layers[0].head_dim
 
-    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
-        """Bytes that one token leaves in the pool, for elements of `value_bytes` (2: float16, 4: float32)."""
-        return sum(2 * layer.n_kv_heads * layer.head_dim * value_bytes for layer in self.kv_layers)
+    def kv_bytes_per_token(self, kv_dtype: str = "float16") -> int:
+        """Bytes that one token leaves in a pool of the given type."""
+        return sum(layer.n_kv_heads * kv_head_bytes(kv_dtype, layer.head_dim) for layer in self.kv_layers)

@@ -12,6 +12,14 @@ from tiercel.ops.dims import Bounds
 F32_BYTES = 4
 
 
+def kv_head_bytes(kv_dtype: str, head_dim: int) -> int:
+    """Return the bytes that one token's key and value take in one head: "float32", "float16" or "int8".
+
+    int8 keeps a byte a number and a float16 scale for the key and for the value.
+    """
+    return {"float32": 8 * head_dim, "float16": 4 * head_dim, "int8": 2 * head_dim + 4}[kv_dtype]
+
+
 class Cost(NamedTuple):
     """Operations and bytes of one op in one step."""
 
@@ -34,13 +42,10 @@ def rows(m: int, width_in: int, width_out: int, flops_per_column: int, fixed_byt
 
 
 def attention(
-    bounds: Bounds, n_heads: int, n_kv_heads: int, head_dim: int, window: int, kv_value_bytes: int = 2
+    bounds: Bounds, n_heads: int, n_kv_heads: int, head_dim: int, window: int, kv_dtype: str = "float16"
 ) -> Cost:
-    """Return the cost of attending to `bounds.context_tokens` keys a query, read once for each sequence.
-
-    `kv_value_bytes` is the width of a stored key or value element (2: the float16 pool).
-    """
+    """Return the cost of attending to `bounds.context_tokens` keys a query, read once for each sequence."""
     context = min(bounds.context_tokens, window) if window else bounds.context_tokens
     q_and_y = 2 * F32_BYTES * bounds.n_tokens * n_heads * head_dim
-    kv = 2 * kv_value_bytes * bounds.n_sequences * context * n_kv_heads * head_dim
+    kv = bounds.n_sequences * context * n_kv_heads * kv_head_bytes(kv_dtype, head_dim)
     return Cost(4 * bounds.n_tokens * context * n_heads * head_dim, q_and_y + kv)

@@ -275,8 +275,8 @@ class Lowered(msgspec.Struct, frozen=True):
             raise ShapeError("ops.lowered: two buffers have one id")
 
 
-def cost(op: NativeOp, bounds: Bounds) -> Cost:
-    """Return the operations and bytes of an op in a step of the given size."""
+def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
+    """Return the operations and bytes of an op in a step of the given size, over a pool of `kv_dtype`."""
     m = bounds.of(writes(op).rows)
     if isinstance(op, LinearGroup):
         total = Cost(0, 0)
@@ -284,7 +284,7 @@ def cost(op: NativeOp, bounds: Bounds) -> Cost:
             total += costs.linear(m, part.w.shape[0], 0, part.w.nbytes) + Cost(2 * m * part.w.n_weights, 0)
         return total + Cost(0, m * (_row_bytes(op.x) + (_row_bytes(op.residual) if op.residual else 0)))
     if isinstance(op, Attention):
-        return costs.attention(bounds, op.n_heads, op.n_kv_heads, op.head_dim, op.window)
+        return costs.attention(bounds, op.n_heads, op.n_kv_heads, op.head_dim, op.window, kv_dtype)
     n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
     per_column = {"norm": 4, "gated": 5, "quantize": 3, "rope_kv": 3, "softcap": 4, "add": 1, "embed": 1}
     return Cost(per_column.get(op.kind, 0) * m * writes(op).width, n_bytes)

@@ -39,8 +39,10 @@ TOLERANCE: Mapping[str, Tolerance] = MappingProxyType(
         "gated": Tolerance(1e-6, 1e-5),
         "rope_table": Tolerance(2e-6, 2e-6),
         "rope": Tolerance(1e-6, 1e-5),
-        # Keys and values in float32; a float16 pool is compared on keys and values rounded to float16 first.
+        # Keys and values in float32; a pool of another type is compared on keys and values `as_stored` first.
         "attention": Tolerance(2e-5, 1e-4),
+        # The int8 pool rounds queries and weighted values to 16 bits too: 2^-15 of a row's largest.
+        "attention_int8": Tolerance(4e-4, 1e-3),
         "select_rows": Tolerance(0.0, 0.0),
         "softcap": Tolerance(1e-5, 1e-5),
         "add": Tolerance(0.0, 0.0),
@@ -230,6 +232,33 @@ def rope(x: Floats, cos_sin: Floats) -> Floats:
     y[..., :d2] = a * cos - b * sin
     y[..., d2:width] = b * cos + a * sin
     return y
+
+
+def quantize_kv(x: Floats) -> tuple[Int8s, Floats]:
+    """Round keys or values to int8 with one scale a token and head: x is about q * scale.
+
+    scale = float16(max|x| / 127); q = x / scale rounded half to even, within +-127. A scale that rounds to 0 has q = 0;
+    a row that holds NaN or infinity, or is too large for a float16 scale, has scale NaN and q = 0. (The pool gives a
+    token NaN for both scales if either is NaN: whoever sees the token gets NaN, and nothing is hidden.)
+
+    Shapes:
+        x        [.., D]     float32
+        returns  q [.., D]   int8
+                 scale [..]  float32; each a float16
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        scale = (np.abs(x).max(axis=-1) / np.float32(127.0)).astype(np.float16).astype(np.float32)
+        scale = np.where(np.isfinite(scale), scale, np.float32(np.nan))
+        q = np.where(scale[..., None] > 0.0, np.clip(np.rint(x / scale[..., None]), -127, 127), 0.0)
+    return q.astype(np.int8), scale
+
+
+def as_stored(x: Floats, kv_dtype: str) -> Floats:
+    """Return keys or values [.., D] as a pool of `kv_dtype` ("float32" | "float16" | "int8") gives them back."""
+    if kv_dtype == "int8":
+        q, scale = quantize_kv(x)
+        return np.asarray(q.astype(np.float32) * scale[..., None], np.float32)
+    return x.astype({"float32": np.float32, "float16": np.float16}[kv_dtype]).astype(np.float32)
 
 
 def attention(

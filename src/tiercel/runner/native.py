@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _HEAD_COLUMNS = 8
+_HEAD_COLUMNS_INT8_MAX = 512
 
 
 class NativeSettings(msgspec.Struct, frozen=True):
@@ -34,7 +35,7 @@ class NativeSettings(msgspec.Struct, frozen=True):
 
     max_step_tokens: int
     max_logits_rows: int
-    kv_dtype: str  # "float16" | "float32"
+    kv_dtype: str  # "float16" | "float32" | "int8"
     n_threads: int
     level: str | None = None  # None: `chosen_level`
 
@@ -69,7 +70,7 @@ class NativeRunner:
         """Pack what is not packed and hand the program to the core. `placement` must be of this program; one that is of
         other bounds is not used.
         """
-        _check_heads(program)
+        _check_heads(program, settings.kv_dtype)
         self.program = program
         self.capacity = capacity
         self.level = settings.level or chosen_level()
@@ -83,7 +84,7 @@ class NativeRunner:
         _Lowering(recording, self.placement, weights).run(program)
         layers = [(layer.n_kv_heads, layer.head_dim) for layer in program.kv_layers]
         self.kv: _native.KvMemory | None = _native.make_kv(
-            max(capacity.n_pages, 1), capacity.page_size_tokens, settings.kv_dtype == "float32", layers
+            max(capacity.n_pages, 1), capacity.page_size_tokens, settings.kv_dtype, layers
         )
         logits = self.placement.places[program.output.id]
         cpus = machine.allowed_cpus()
@@ -114,6 +115,11 @@ class NativeRunner:
     def limits(self) -> RunnerLimits:
         """What the runner can hold."""
         return self._limits
+
+    @property
+    def kv_dtype(self) -> str:
+        """Type of stored keys and values."""
+        return self._settings.kv_dtype
 
     @property
     def n_threads(self) -> int:
@@ -177,12 +183,18 @@ class NativeRunner:
         self.kv = None
 
 
-def _check_heads(program: ops.Lowered) -> None:
-    """Refuse heads that attention would read wrongly: it loads columns by eights."""
+def _check_heads(program: ops.Lowered, kv_dtype: str) -> None:
+    """Refuse heads that attention would read wrongly: it loads columns by eights, and sums int8 products in 32 bits."""
     wrong = sorted({layer.head_dim for layer in program.kv_layers if layer.head_dim % _HEAD_COLUMNS})
     if wrong:
         raise UnsupportedModel(
             f"runner.native: heads of {wrong[0]} columns; a multiple of {_HEAD_COLUMNS} is needed; choose another model"
+        )
+    widest = max((layer.head_dim for layer in program.kv_layers), default=0)
+    if kv_dtype == "int8" and widest > _HEAD_COLUMNS_INT8_MAX:
+        raise ConfigError(
+            f"kv_cache_dtype: int8 holds heads of at most {_HEAD_COLUMNS_INT8_MAX} columns; got {widest}; "
+            "choose float16"
         )
 
 

@@ -57,8 +57,8 @@ class _Kept:
 class ReferenceExecutor:
     """Runs steps of one program. Owner: a test, or whoever made it.
 
-    `weights` gives each weight of the program as float32, dequantised, by canonical name. `has_float16_kv` rounds keys
-    and values to float16 as they are kept, as the native pool does by default.
+    `weights` gives each weight of the program as float32, dequantised, by canonical name. Keys and values
+    are kept as a pool of `kv_dtype` gives them back; the native pool's own type is float16.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class ReferenceExecutor:
         weights: Mapping[str, Floats],
         *,
         max_tokens: int = 64,
-        has_float16_kv: bool = False,
+        kv_dtype: str = "float32",
         reuse_buffers: bool = True,
     ) -> None:
         self._program = program
         self._weights = weights
-        self._has_float16_kv = has_float16_kv
+        self._kv_dtype = kv_dtype
         self._sequences: dict[int, _Kept] = {}
         self._placement: Placement | None = None
         if isinstance(program, Lowered):
@@ -151,8 +151,7 @@ class ReferenceExecutor:
 
     def keep(self, layer: int, rows: _Rows, k: Floats, v: Floats) -> None:
         """Append a step's keys and values [T, K, D] to a layer's store."""
-        if self._has_float16_kv:
-            k, v = k.astype(np.float16).astype(np.float32), v.astype(np.float16).astype(np.float32)
+        k, v = ref.as_stored(k, self._kv_dtype), ref.as_stored(v, self._kv_dtype)
         for i, sequence in enumerate(rows.sequences):
             kept = self._sequences[sequence]
             own = slice(rows.starts[i], rows.starts[i + 1])

@@ -37,6 +37,7 @@ class TimedRunner:
         )
         self.plans, self.admitted, self.pages = [], {}, {}
         self.is_timing = False
+        self.kv_dtype = "float16"
         self._drifts = drifts
 
     def admit(self, slot, token_ids, n_prompt_tokens, params, seed, stop_ids):

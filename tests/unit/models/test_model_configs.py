@@ -203,7 +203,8 @@ def test_info_counts_parameters_and_bytes_of_a_token():
     model = build_model(json.loads((FIXTURES / "llama_rope_llama3_tied.json").read_text())["config"])
     assert model.info.n_parameters == 137_664
     assert model.info.kv_bytes_per_token() == 3 * 2 * 2 * 16 * 2
-    assert model.info.kv_bytes_per_token(4) == 2 * model.info.kv_bytes_per_token(2)
+    assert model.info.kv_bytes_per_token("float32") == 2 * model.info.kv_bytes_per_token("float16")
+    assert model.info.kv_bytes_per_token("int8") == 3 * 2 * 2 * (16 + 2)
     gemma = build_model(json.loads((FIXTURES / "gemma3_pattern_3_softcap.json").read_text())["config"])
     assert gemma.info.n_parameters == 304_992
 
