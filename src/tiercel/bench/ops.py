@@ -171,7 +171,7 @@ def bench(
         runner = boot.build_runner(plan)
         state = machine.describe()
         try:
-            n_bytes = bytes_from_memory(group_ops(runner.program.ops, [], bounds_of(work)))
+            n_bytes = bytes_from_memory(group_ops(runner.program.ops, [], bounds_of(work), runner.kv_dtype))
             on_note("measuring the machine's limits")
             limits = machine_limits.measure(plan.n_threads, chosen_level(), n_bytes)
             on_note(f"{work.num_iters} steps")
