@@ -251,7 +251,6 @@ def test_no_field_is_both_served_and_refused():
         ("DELETE", "/v1/models", 405),
         ("OPTIONS", "/v1/chat/completions", 405),
         ("POST", "/v1/audio/transcriptions", 501),
-        ("POST", "/v1/responses", 501),
         ("POST", "/v2/embed", 501),
     ],
 )

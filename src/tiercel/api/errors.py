@@ -54,6 +54,7 @@ STATUSES: Final[Mapping[type[errors.TiercelError], int]] = {
     errors.RequestError: 400,
     errors.PromptTooLong: 400,
     errors.UnknownModel: 404,
+    errors.UnknownResponse: 404,
     errors.QueueFull: 429,
     errors.RequestFailed: 500,
     errors.OutOfPages: 500,

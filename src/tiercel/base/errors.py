@@ -53,6 +53,10 @@ class UnknownModel(RequestError, LookupError):
     """A request names a model that this server does not serve."""
 
 
+class UnknownResponse(RequestError, LookupError):
+    """A request names a stored response that is not there: it never was, it is gone, or it is another key's."""
+
+
 class QueueFull(RequestError):
     """The waiting queue is at its bound; the same request may succeed later."""
 

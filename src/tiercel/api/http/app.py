@@ -27,6 +27,8 @@ from tiercel.api.http.responses import (
     shape_of,
     unexpected_response,
 )
+from tiercel.api.http.responses_api import routes as responses_routes
+from tiercel.api.http.responses_api import stored
 from tiercel.api.http.running import ClientGone
 from tiercel.api.http.service import Service
 from tiercel.api.http.settings import ServerSettings
@@ -50,6 +52,11 @@ ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (
     ("POST", "/v1/completions", completions.completions),
     ("POST", "/v1/messages", messages.messages),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
+    ("POST", "/v1/responses", responses_routes.create),
+    ("GET", "/v1/responses/{response_id}", stored.retrieve),
+    ("DELETE", "/v1/responses/{response_id}", stored.delete),
+    ("POST", "/v1/responses/{response_id}/cancel", stored.cancel),
+    ("GET", "/v1/responses/{response_id}/input_items", stored.input_items),
     ("POST", "/tokenize", tokenize.tokenize),
     ("POST", "/detokenize", tokenize.detokenize),
     ("GET", "/tokenizer_info", tokenize.tokenizer_info),
@@ -70,7 +77,6 @@ PAGE_ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (("GET", "/", page.show
 
 # Routes that clients of OpenAI's and vLLM's servers know and this one does not have: better told than not found.
 NOT_BUILT: Final = (
-    "/v1/responses",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/v1/chat/completions/batch",
@@ -143,5 +149,5 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 async def _not_built(request: Request, service: Service) -> Response:
     del service
-    message = f"route: {request.scope['state']['handler']} is not there yet; chats and completions are"
+    message = f"route: {request.scope['state']['handler']} is not there yet; chats, completions and responses are"
     return json_response(errors.error_body(501, message), 501)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 # What a prober without a key may know: that the process lives, and which version it is.
 OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version"})
+ANYBODY: Final = b""
 METRICS_PATHS: Final = frozenset({"/metrics", "/metrics/"})
 
 
@@ -21,17 +22,17 @@ class Keys:
         self._digests = tuple(_digest(key.encode()) for key in keys)
         self._open = OPEN_PATHS | METRICS_PATHS if has_open_metrics else OPEN_PATHS
 
-    def may_pass(self, scope: Mapping[str, Any]) -> bool:
-        """Whether a request may be served: by its path, or by a key it shows."""
-        return not self._digests or route_path(scope) in self._open or self._has_key(scope["headers"])
-
-    def _has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        is_known = False
-        for shown in _shown_keys(headers):
+    def owner_of(self, scope: Mapping[str, Any]) -> bytes | None:
+        """Give who asks: the digest of the key that is shown, or ANYBODY where none is needed. None: nobody who may."""
+        if not self._digests or route_path(scope) in self._open:
+            return ANYBODY
+        owner = None
+        for shown in _shown_keys(scope["headers"]):
             digest = _digest(shown)
             for known in self._digests:  # all of them, so that the time tells nothing
-                is_known |= hmac.compare_digest(digest, known)
-        return is_known
+                if hmac.compare_digest(digest, known):
+                    owner = known
+        return owner
 
 
 def route_path(scope: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _ROLE = "assistant"
 # 64 Ki characters are taken apart in a few milliseconds; more is done on a thread.
-_INLINE_CHARS_MAX: Final = 64 << 10
+INLINE_CHARS_MAX: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class _ChatAnswer:
             last = output
         assert last is not None, "chat: the engine gave no output and no error"
         self._tally.add(0, last, self._n)
-        if self._parsed is not None and sum(len(one.text) for one in last.outputs) > _INLINE_CHARS_MAX:
+        if self._parsed is not None and sum(len(one.text) for one in last.outputs) > INLINE_CHARS_MAX:
             await self._service.in_thread(self._parse_whole, last, self._parsed)
         elif self._parsed is not None:
             self._parse_whole(last, self._parsed)

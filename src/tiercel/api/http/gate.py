@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tiercel.api.http.service import Service
 
-GENERATION_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+GENERATION_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 _NOT_COUNTED: Final = OPEN_PATHS | METRICS_PATHS | {"/load"}
 
 
@@ -99,7 +99,9 @@ class Gate:
                 f"{settings.header_bytes_max} bytes are read; send fewer",
                 {"connection": "close"},
             )
-        if not self._keys.may_pass(scope):
+        owner = self._keys.owner_of(scope)
+        scope["state"]["owner"] = owner
+        if owner is None:
             if path == "/" and settings.has_page and scope["method"] == "GET":
                 return page_response(401)  # it asks for the key itself
             return _refused(

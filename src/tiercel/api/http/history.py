@@ -51,12 +51,16 @@ def _check_calls(where: str, calls: Any) -> None:
             raise _refused(f"{where}[{k}].function.name", "the tool's name is needed")
         arguments = function.get("arguments")
         if isinstance(arguments, str) and arguments:
-            _check_json(f"{where}[{k}].function.arguments", arguments)
+            check_json_object(f"{where}[{k}].function.arguments", arguments)
         elif not isinstance(arguments, str | Mapping | None):
             raise _refused(f"{where}[{k}].function.arguments", "a JSON object as text is needed")
 
 
-def _check_json(where: str, text: str) -> None:
+def check_json_object(where: str, text: str) -> None:
+    """Refuse what is no JSON object.
+
+    Raises: RequestError
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

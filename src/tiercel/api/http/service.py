@@ -20,6 +20,7 @@ from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.metrics import Metrics
 from tiercel.api.http.params import usable_defaults
 from tiercel.api.http.probe import Probe
+from tiercel.api.http.responses_api.store import ResponseStore
 from tiercel.api.http.running import Running
 from tiercel.api.http.settings import ServerSettings
 from tiercel.api.http.tracing import make_tracer, note_running
@@ -63,7 +64,8 @@ class Service:
         self.tracer = make_tracer(endpoint, settings.model_id) if endpoint is not None else None
         self.defaults = usable_defaults(engine.generation_defaults)
         self.created_s = int(clock())
-        self.n_open = 0  # generation requests under way, written by `gate`
+        self.responses = ResponseStore(settings, clock)
+        self.n_open = 0  # generation requests under way, written by `gate`, and by responses in the background
         self.is_draining = False
         self._is_aborting = False
         self._running: set[Running] = set()
@@ -157,6 +159,7 @@ class Service:
     def begin_drain(self) -> None:
         """Refuse new requests; let those under way go on."""
         self.is_draining = True
+        self.responses.begin_drain()
 
     def abort_all(self) -> None:
         """End what is under way: its readers get what there is, and "abort"."""
@@ -174,6 +177,7 @@ class Service:
         """Raise AssertionError when something is under way that no request stands for."""
         assert self.n_open >= 0, "service: fewer than no requests are open"
         assert self.n_open or not self._running, f"service: {len(self._running)} engine requests were left behind"
+        self.responses.check()
 
     def _submit(
         self, prepare: Callable[[], tuple[T, Sequence[Submission]]], request_id: str, kind: RequestOutputKind

@@ -33,6 +33,11 @@ class ServerSettings:
     n_open_max           1024: requests under way, beyond which they are told to come back; the engine's own queue is
                          bounded too (max_waiting), this bounds bodies and threads
     n_tools_max          128: tools of a request, and tools_bytes_max 1 MiB of them: all go through the template
+    n_stored_max         1000: responses that are kept to be asked for again, the oldest go first
+    store_bytes_max      256 MiB: of them and their conversations, as JSON; some 2,500 conversations of 100 KB
+    store_ttl_s          24 h: how long one is kept; a working day's conversations go on, nobody's words stay for long
+    n_background_max     128: responses that run with nobody waiting; more are told to come back
+    event_log_bytes_max  16 MiB: events of one response in the background, some 60,000 tokens; then the oldest go
     tool_call_parser     how the model writes calls: "auto" finds it in the template and vocabulary, "none" has none
     reasoning_parser     the same for reasoning
     otlp_traces_endpoint where spans go, as http://collector:4318/v1/traces; None: no tracing
@@ -62,6 +67,11 @@ class ServerSettings:
     n_open_max: int = 1024
     n_tools_max: int = 128
     tools_bytes_max: int = 1 << 20
+    n_stored_max: int = 1000
+    store_bytes_max: int = 256 << 20
+    store_ttl_s: float = 86_400.0
+    n_background_max: int = 128
+    event_log_bytes_max: int = 16 << 20
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     otlp_traces_endpoint: str | None = None
