@@ -6,6 +6,10 @@ import pytest
 from responding import LOGPROBS, RESPONSES, TOOLS, Rebuilt, Responder, plain, read_events, texts_of
 from scripted import MARKS, STEPS
 
+from tiercel.api.http import chat
+from tiercel.api.http.running import Running
+from tiercel.base.errors import RequestFailed
+
 WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 TIME = '<tool_call>\n{"name": "get_time", "arguments": {"n": 1}}\n</tool_call>'
 CALLS = [("get_weather", '{"city": "Rome"}'), ("get_time", '{"n": 1}')]
@@ -26,7 +30,6 @@ CASES = {
         [("reasoning", "hm"), ("message", "So:\n"), *CALLS],
     ),
     "one call of two": (f"{WEATHER}\n{TIME}", {"tools": TOOLS, "parallel_tool_calls": False}, CALLS[:1]),
-    "no calls wanted": (TIME, {"tools": TOOLS, "tool_choice": "none"}, [("message", TIME)]),
     "a mark that is none": ("a < b <tool", {"tools": TOOLS}, [("message", "a < b <tool")]),
 }
 
@@ -53,7 +56,7 @@ def test_a_stream_says_what_the_whole_response_says_however_it_is_cut(monkeypatc
 
 def test_two_calls_in_one_step_are_two_items_V39584(monkeypatch):
     model = Responder(f"{WEATHER}{TIME}")
-    (events,) = (model.stream(monkeypatch, None, tools=TOOLS),)
+    events = model.stream(monkeypatch, None, tools=TOOLS)
     assert [item["type"] for item in Rebuilt(events).items] == ["function_call"] * 2
     assert len({item["call_id"] for item in Rebuilt(events).items}) == 2
 
@@ -163,10 +166,8 @@ def test_a_response_repeats_what_was_asked_with_defaults_filled_in():
     assert plain_answer["error"] is plain_answer["incomplete_details"] is None
 
 
-def prompt_of(make_rig, monkeypatch, **fields):
+def prompt_of(monkeypatch, **fields):
     """Give the text of the prompt that a request becomes."""
-    from tiercel.api.http import chat
-
     seen = []
     render = chat.render_chat
 
@@ -180,7 +181,7 @@ def prompt_of(make_rig, monkeypatch, **fields):
     return seen[-1]
 
 
-def test_items_become_the_messages_of_a_chat(make_rig, monkeypatch):
+def test_items_become_the_messages_of_a_chat(monkeypatch):
     items = [
         {"role": "developer", "content": "Be kind."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What time?"}]},
@@ -197,11 +198,12 @@ def test_items_become_the_messages_of_a_chat(make_rig, monkeypatch):
         {"role": "assistant", "content": "Noon."},
         {"role": "user", "content": "Sure?"},
     ]
-    prompt = prompt_of(make_rig, monkeypatch, input=items, instructions="Be short.")
+    prompt = prompt_of(monkeypatch, input=items, instructions="Be short.")
     assert prompt == (
         "<|im_start|>system\nBe short.\n\nBe kind.<|im_end|>\n"
         "<|im_start|>user\nWhat time?<|im_end|>\n"
-        '<|im_start|>assistant\nI look.<tool_call>{"name": "get_time", "arguments": {"n": 1}}</tool_call>[hm]<|im_end|>\n'
+        '<|im_start|>assistant\nI look.<tool_call>{"name": "get_time", "arguments": {"n": 1}}</tool_call>[hm]'
+        "<|im_end|>\n"
         "<|im_start|>tool\nnoon<|im_end|>\n"
         "<|im_start|>assistant\nNoon.<|im_end|>\n"
         "<|im_start|>user\nSure?<|im_end|>\n"
@@ -209,21 +211,21 @@ def test_items_become_the_messages_of_a_chat(make_rig, monkeypatch):
     )
 
 
-def test_reasoning_effort_reaches_the_template(make_rig, monkeypatch):
+def test_reasoning_effort_reaches_the_template():
     template = "{{ reasoning_effort }} {{ enable_thinking }}{{ messages[0].content }}"
     seen = Responder("ok", template=template)
     assert seen.whole(reasoning={"effort": "none"})["usage"]["input_tokens"] == len("none Falsehi")
     assert seen.whole(reasoning={"effort": "low"})["usage"]["input_tokens"] == len("low Truehi")
 
 
-def test_allowed_tools_are_the_only_ones_the_model_is_shown(make_rig, monkeypatch):
+def test_allowed_tools_are_the_only_ones_the_model_is_shown(monkeypatch):
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_time"}]}
-    prompt = prompt_of(make_rig, monkeypatch, tools=TOOLS, tool_choice=choice)
+    prompt = prompt_of(monkeypatch, tools=TOOLS, tool_choice=choice)
     assert "get_time" in prompt
     assert "get_weather" not in prompt
 
 
-def test_truncation_auto_leaves_out_whole_turns_oldest_first_and_keeps_the_system(make_rig, monkeypatch):
+def test_truncation_auto_leaves_out_whole_turns_oldest_first_and_keeps_the_system(monkeypatch):
     turns = [
         one
         for i in range(20)
@@ -233,11 +235,14 @@ def test_truncation_auto_leaves_out_whole_turns_oldest_first_and_keeps_the_syste
             {"type": "function_call_output", "call_id": f"c{i}", "output": f"answer {i}"},
         )
     ]
-    ask = {"input": [*turns, {"role": "user", "content": "last"}], "instructions": "Be short.", "max_output_tokens": 500}
+    ask = {
+        "input": [*turns, {"role": "user", "content": "last"}],
+        "instructions": "Be short.",
+        "max_output_tokens": 500,
+    }
     error = Responder("ok").refused(**ask)
     assert error["param"] in ("prompt", "input")
-    prompt = prompt_of(make_rig, monkeypatch, **ask, truncation="auto")
-    assert 4096 - 500 - 450 < len(prompt.encode()) // 1 or "question 19" in prompt
+    prompt = prompt_of(monkeypatch, **ask, truncation="auto")
     assert prompt.startswith("<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nquestion ")
     assert "last" in prompt
     kept = [i for i in range(20) if f"question {i} " in prompt]
@@ -251,16 +256,49 @@ def test_a_last_turn_that_does_not_fit_is_refused_even_with_truncation():
     assert error["param"] in ("prompt", "input")
 
 
-def test_an_engines_failure_is_the_streams_last_event(monkeypatch):
-    from tiercel.base.errors import RequestFailed
+def failing_after_one(error):
+    """Make a request's outputs end by an error after the first."""
 
-    async def fails(running):
+    async def outputs(running):
         yield 0, await anext(running.handles[0])
-        raise RequestFailed("engine: the step failed at /srv/x/y; send it again")
+        raise error
 
-    model = Responder("abc")
-    rig_events = model.stream_failing(fails) if hasattr(model, "stream_failing") else None
-    assert rig_events is None
+    return outputs
+
+
+def test_an_engines_failure_is_the_streams_last_event_and_keeps_what_there_is(make_rig, monkeypatch):
+    rig = make_rig()
+    error = RequestFailed("engine: the step failed at /srv/x/y; send it again")
+    monkeypatch.setattr(Running, "outputs", failing_after_one(error))
+    text = rig.ask("POST", RESPONSES, json={"input": "hi", "stream": True, "max_output_tokens": 90, "seed": 3}).text
+    last = Rebuilt(read_events(text)).last
+    assert last["status"] == "failed"
+    assert last["error"] == {"code": "server_error", "message": "engine: the step failed at <path>; send it again"}
+    assert [item["status"] for item in last["output"]] == ["incomplete"]
+    assert rig.ask("GET", f"{RESPONSES}/{last['id']}").json() == last
+    rig.assert_idle()
+
+
+def test_a_fault_of_ours_is_told_without_its_words(make_rig, monkeypatch, caplog):
+    rig = make_rig()
+    monkeypatch.setattr(Running, "outputs", failing_after_one(KeyError("a secret")))
+    text = rig.ask("POST", RESPONSES, json={"input": "hi", "stream": True, "max_output_tokens": 90, "seed": 3}).text
+    last = Rebuilt(read_events(text)).last
+    assert last["status"] == "failed"
+    assert "a secret" not in text
+    assert "a secret" in caplog.text
+    rig.assert_idle()
+
+
+def test_a_whole_response_that_fails_is_an_error_as_on_every_route(make_rig, monkeypatch):
+    rig = make_rig()
+    monkeypatch.setattr(Running, "outputs", failing_after_one(RequestFailed("engine: no")))
+    assert rig.refused(RESPONSES, {"input": "hi", "max_output_tokens": 9}, 500)["message"] == "engine: no"
+    rig.assert_idle()
+
+
+def test_with_tool_choice_none_a_call_is_text():
+    assert texts_of(Responder(TIME).whole(tools=TOOLS, tool_choice="none")) == [("message", TIME)]
 
 
 def test_a_client_reads_events_of_n_as_text(rig):

@@ -91,6 +91,9 @@ class ServerSettings:
         check_names(self.tool_call_parser, self.reasoning_parser)
         if self.stats_interval_s < 0:
             raise ConfigError(f"server.stats_interval_s: got {self.stats_interval_s:g} s; 0 or more is needed")
+        for name in ("n_stored_max", "store_bytes_max", "store_ttl_s", "n_background_max", "event_log_bytes_max"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"server.{name}: got {getattr(self, name)}; more than 0 is needed")
         if self.shutdown_s < 0:
             raise ConfigError(f"server.shutdown_s: got {self.shutdown_s:g} s; 0 or more is needed")
 

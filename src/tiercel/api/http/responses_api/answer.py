@@ -5,6 +5,7 @@ nothing changes. Used by one at a time. Event numbers rise by one from 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Tally
 from tiercel.api.http.parsing import ParsedOutput
 from tiercel.api.http.responses_api.output import COMPLETED, IN_PROGRESS, INCOMPLETE, Output
-from tiercel.api.http.responses_api.token_pieces import TokenPieces
+from tiercel.api.http.responses_api.token_pieces import Entry, TokenPieces
 from tiercel.base.errors import TiercelError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Answer:
         self._n_top = asked.ask.top_logprobs or 0
         self._texts = logprobs.TokenTexts(service.engine.tokenizer, as_ids=False)
         self._pieces = TokenPieces(asked.params, service.engine.tokenizer) if asked.has_logprobs else None
-        self._waiting: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is not told yet
+        self._waiting: list[Entry] = []  # log-probabilities of tokens whose text is not told yet
         self._error: dict[str, Any] | None = None
         self._completed_s: int | None = None
 
@@ -114,8 +115,9 @@ class Answer:
             if entry is not None:
                 self._waiting.append(entry)
             if deltas:
-                self.output.push(deltas, entries_of(deltas, self._waiting))
-                self._waiting = []
+                entries_told, rest = entries_of(deltas, self._waiting)
+                self.output.push(deltas, entries_told)
+                self._waiting = list(rest)
 
     def _end(self, reason: str | None) -> None:
         if reason == "abort" and not self.is_cancel_wanted:
@@ -157,24 +159,32 @@ class Answer:
         self.n_events += 1
 
 
-def entries_of(deltas: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Give, of the tokens that were waiting, those that the content among the deltas is made of.
+def entries_of(
+    deltas: Sequence[Mapping[str, Any]], waiting: Sequence[Entry]
+) -> tuple[Sequence[Entry], Sequence[Entry]]:
+    """Give, of the tokens that were waiting, those that the deltas' content is made of, and those that wait on.
 
     The others are marks of reasoning and calls, which no text shows. A token without a character of its own, part of
     one, goes with the token after it.
     """
     text = next((delta["content"] for delta in deltas if "content" in delta), None)
     if text is None:
-        return []
-    start = "".join(entry["token"] for entry in waiting).rfind(text)
+        return (), ()
+    said = "".join(entry["token"] for entry in waiting)
+    ends = set(accumulate(len(entry["token"]) for entry in waiting))
+    # Content comes first, and what may still become a mark after it; or a mark was before it.
+    start = 0 if said.startswith(text) and len(text) in ends else said.rfind(text)
     if start < 0:
-        return list(waiting)
-    found, at = [], 0
+        return waiting, ()
+    end = start + len(text)
+    found, rest, at = [], [], 0
     for entry in waiting:
         begin, at = at, at + len(entry["token"])
-        if begin < start + len(text) and at >= start and (at > start or begin == at):
+        if begin >= end:
+            rest.append(entry)
+        elif at > start or begin == at == start:
             found.append(entry)
-    return found
+    return found, rest if "content" in deltas[-1] else ()
 
 
 def told(error: Exception, request_id: str) -> str:

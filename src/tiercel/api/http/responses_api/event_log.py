@@ -1,7 +1,8 @@
 """The events of one response that runs in the background, and those who read them, each from where it likes.
 
 Used from one event loop. Invariants: `frames[i]` is the event numbered `first + i`; `n_bytes` is what they take; after
-`end` nothing is added. At its bound the oldest events go, and who still wants them is told so.
+`end` nothing is added. At its bound the oldest events go, and who still wants them
+is told so.
 """
 
 import asyncio
@@ -38,9 +39,9 @@ class EventLog:
         self._wake()
 
     def drop_oldest(self, bytes_kept: int) -> None:
-        """Let the oldest events go until no more than so many bytes are left."""
+        """Let the oldest events go until so many bytes are left, but not the last, which may say the end."""
         n = 0
-        while self.n_bytes > bytes_kept and n < len(self.frames):
+        while self.n_bytes > bytes_kept and n < len(self.frames) - 1:
             self.n_bytes -= len(self.frames[n])
             n += 1
         del self.frames[:n]

@@ -102,6 +102,7 @@ class _Making:
     async def frames(self, request_id: str) -> AsyncGenerator[bytes, None]:
         """Give the events as they come, several at once when several are ready."""
         self._answer.begin()
+        yield self._taken()
         try:
             async for _, output in self._running.outputs():
                 self._answer.take(output)
