@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from kit import GatedRunner
 from responding import LOGPROBS, RESPONSES, TOOLS, Rebuilt, Responder, plain, read_events, texts_of
 from scripted import MARKS, STEPS
 
@@ -267,7 +268,8 @@ def failing_after_one(error):
 
 
 def test_an_engines_failure_is_the_streams_last_event_and_keeps_what_there_is(make_rig, monkeypatch):
-    rig = make_rig()
+    rig = make_rig(runner=GatedRunner)
+    rig.runner.let(1)
     error = RequestFailed("engine: the step failed at /srv/x/y; send it again")
     monkeypatch.setattr(Running, "outputs", failing_after_one(error))
     text = rig.ask("POST", RESPONSES, json={"input": "hi", "stream": True, "max_output_tokens": 90, "seed": 3}).text
@@ -276,17 +278,20 @@ def test_an_engines_failure_is_the_streams_last_event_and_keeps_what_there_is(ma
     assert last["error"] == {"code": "server_error", "message": "engine: the step failed at <path>; send it again"}
     assert [item["status"] for item in last["output"]] == ["incomplete"]
     assert rig.ask("GET", f"{RESPONSES}/{last['id']}").json() == last
+    rig.runner.open()
     rig.assert_idle()
 
 
 def test_a_fault_of_ours_is_told_without_its_words(make_rig, monkeypatch, caplog):
-    rig = make_rig()
+    rig = make_rig(runner=GatedRunner)
+    rig.runner.let(1)
     monkeypatch.setattr(Running, "outputs", failing_after_one(KeyError("a secret")))
     text = rig.ask("POST", RESPONSES, json={"input": "hi", "stream": True, "max_output_tokens": 90, "seed": 3}).text
     last = Rebuilt(read_events(text)).last
     assert last["status"] == "failed"
     assert "a secret" not in text
     assert "a secret" in caplog.text
+    rig.runner.open()
     rig.assert_idle()
 
 

@@ -55,7 +55,6 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "media_io_kwargs": (({},), _MEDIA),
     "mm_processor_kwargs": (({},), _MEDIA),
     "prompt_embeds": ((), "prompts are text or token ids; leave it out"),
-    "prompt": ((), "prompts are not kept here; send the text itself, as messages or input"),
     "conversation": ((), "conversations are not kept here; previous_response_id goes on with a response"),
     "context_management": ((), "nothing is compacted here; truncation auto leaves out the oldest turns"),
     "moderation": ((), "nothing is moderated here; leave it out"),

@@ -115,6 +115,8 @@ def _to_chat(ask: ResponsesRequest, messages: list[Message]) -> ChatRequest:
 
 def _check(ask: ResponsesRequest) -> None:
     check_include(ask.include or ())
+    if ask.prompt is not None:
+        raise _refused("prompt", "prompts are not kept here; send the text itself as instructions and input")
     if ask.stream_options is not None and not ask.stream:
         raise _refused("stream_options", "got some without a stream; leave it out")
     if ask.background and ask.store is False:

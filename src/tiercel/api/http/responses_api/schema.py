@@ -49,6 +49,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
     max_tool_calls: int | None = None
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
+    prompt: dict[str, Any] | None = None  # refused: prompts are not kept here
     prompt_cache_key: str | None = None
     reasoning: ReasoningConfig | None = None
     safety_identifier: str | None = None
