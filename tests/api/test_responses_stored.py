@@ -9,8 +9,11 @@ import openai
 import pytest
 from kit import DEADLINE_S, Rig, error_of, wait_until
 from live import LiveServer, http_post, read_until
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from responding import RESPONSES, TOOLS, Rebuilt, read_events
 from scripted import LIMITS, MARKS, TEMPLATE, GatedScript, Script, byte_tokenizer
+
+from tiercel.api.http.tracing import Tracer
 
 TEXT = "A text of some length, so that it takes a while."
 CALL = '<think>hm</think><tool_call>{"name": "get_time", "arguments": {"n": 1}}</tool_call>'
@@ -346,6 +349,24 @@ def test_the_oldest_go_first_and_what_runs_stays(serve):
         assert error_of(served.get(gone).json(), 404)["param"] == "response_id"
         assert served.get(gone, stream="true", starting_after=2).status_code == 404
     assert all(client.retrieve(one).output_text == "abc" for one in ids)
+
+
+def test_a_response_in_the_background_is_one_span_told_at_its_end(serve):
+    served = serve()
+    spans = InMemorySpanExporter()
+    tracer = served.rig.service.tracer = Tracer(spans, "tiny")
+    client = served.client()
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    made = client.create(**ASK, background=True, extra_headers={"traceparent": parent})
+    assert client.retrieve(made.id).status == "in_progress"
+    tracer._provider.force_flush()
+    assert spans.get_finished_spans() == ()
+    served.rig.runner.open()
+    wait_until(lambda: served.rig.service.n_open == 0)
+    tracer._provider.force_flush()
+    (span,) = spans.get_finished_spans()
+    assert span.attributes["gen_ai.usage.completion_tokens"] == len(served.script) + 1
+    assert f"{span.context.trace_id:032x}" == parent.split("-")[1]
 
 
 def test_more_in_the_background_than_may_be_are_told_to_come_back(serve):

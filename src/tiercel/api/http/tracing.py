@@ -96,6 +96,13 @@ def note_running(running: "Running") -> None:
         trace.running.append(running)
 
 
+def take_over(running: "Running") -> None:
+    """Take what was started out of the current trace: it goes on after the request, and who runs it tells of it."""
+    trace = _current.get()
+    if trace is not None and running in trace.running:
+        trace.running.remove(running)
+
+
 def make_tracer(endpoint: str, model: str) -> Tracer:
     """Make the tracer that sends to `endpoint`, an OTLP collector's URL.
 

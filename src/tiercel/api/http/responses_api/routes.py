@@ -8,7 +8,8 @@ record is in the store from its admission on. A stored response can be found bef
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,9 +26,16 @@ from tiercel.api.http.responses_api.store import Record
 from tiercel.api.http.running import Running, until_gone
 from tiercel.api.http.service import Service
 from tiercel.api.http.sse import EventStream
+from tiercel.api.http.tracing import note_running, take_over
 from tiercel.base.errors import QueueFull, RequestError, TiercelError
 
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
 _log = logging.getLogger(__name__)
+
+# 64 KiB: what a log grows by before the store is asked for room, some 250 tokens; asking takes tens of microseconds.
+_BYTES_UNSEEN_MAX: Final = 64 << 10
 
 
 async def create(request: Request, service: Service) -> Response:
@@ -50,7 +58,7 @@ async def create(request: Request, service: Service) -> Response:
     making = _Making(service, asked, owner, echo(asked, service, response_id, created_s), running)
     request_id: str = request.scope["state"]["request_id"]
     if ask.background:
-        return making.in_background(request_id)
+        return making.in_background(request.scope, request_id)
     if ask.stream:
         frames = making.frames(request_id)
         return _stream(service, frames, request_id, making.end)
@@ -116,7 +124,7 @@ class _Making:
         if self._ready:
             yield self._taken()
 
-    def in_background(self, request_id: str) -> Response:
+    def in_background(self, scope: "Scope", request_id: str) -> Response:
         """Go on without the client; answer with the response as it is now, or with its events."""
         service, log = self._service, self._log
         assert log is not None, "responses: a response in the background without a log"
@@ -127,10 +135,11 @@ class _Making:
             self.end()
             raise
         record.running = self._running
+        take_over(self._running)
         service.n_open += 1
         self._answer.begin()
         service.responses.put(record)
-        record.task = asyncio.create_task(self._run(request_id))
+        record.task = asyncio.create_task(self._run(log, scope, request_id))
         record.task.add_done_callback(lambda _: self._ended(record))
         if service.is_draining:
             service.responses.begin_drain()
@@ -138,11 +147,16 @@ class _Making:
             return stream_of(service, log, -1, request_id)
         return json_response(self._answer.shape())
 
-    async def _run(self, request_id: str) -> None:
+    async def _run(self, log: EventLog, scope: "Scope", request_id: str) -> None:
+        tracer, n_bytes_seen = self._service.tracer, 0
         try:
-            async for _, output in self._running.outputs():
-                self._answer.take(output)
-                self._service.responses.keep_bounds()
+            with nullcontext() if tracer is None else tracer.request(scope, request_id):
+                note_running(self._running)
+                async for _, output in self._running.outputs():
+                    self._answer.take(output)
+                    if log.n_bytes - n_bytes_seen > _BYTES_UNSEEN_MAX:
+                        n_bytes_seen = log.n_bytes
+                        self._service.responses.keep_bounds()
         except Exception as error:  # noqa: BLE001  a request's boundary: logged with its id, and told as an event
             self._fail(error, request_id)
 
