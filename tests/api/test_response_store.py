@@ -124,7 +124,7 @@ def test_logs_let_old_events_go_when_bytes_are_short():
     shelf.store.check()
 
 
-def test_one_owner_does_not_find_anothers_and_hears_the_same_as_of_none():
+def test_one_owner_does_not_find_what_another_made_and_hears_the_same_as_of_none():
     shelf = Shelf()
     shelf.put("a", b"one")
     assert shelf.has("a", b"one")
@@ -171,7 +171,7 @@ def test_a_drain_stops_only_what_nobody_reads():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"n_stored_max": 0},
+        {"n_stored_max": -1},
         {"store_bytes_max": 0},
         {"store_ttl_s": 0.0},
         {"n_background_max": -1},

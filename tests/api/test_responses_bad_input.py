@@ -1,10 +1,14 @@
 """What /v1/responses refuses, each by its field; no request leaves anything behind."""
 
 import json
+import random
 
 import pytest
+from kit import error_of
 from responding import LOGPROBS, RESPONSES, TOOLS, Responder
 from scripted import Script, byte_tokenizer
+
+from tiercel.api.http.responses_api.schema import ResponsesRequest
 
 
 def item(**fields):
@@ -261,3 +265,60 @@ def test_a_model_without_a_template_has_no_responses(make_rig):
 
 def test_an_unknown_model_is_not_found(rig):
     assert rig.refused(RESPONSES, {"input": "hi", "model": "other"}, 404)["param"] == "model"
+
+
+FIELDS = (*ResponsesRequest.__struct_fields__, "conversation", "n", "x")
+WORDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "item_reference",
+    "user",
+    "assistant",
+    "system",
+)
+WORDS += (
+    "input_text",
+    "output_text",
+    "refusal",
+    "reasoning_text",
+    "function",
+    "allowed_tools",
+    "auto",
+    "c",
+    "{}",
+    "f",
+    "",
+)
+KEYS = ("type", "id", "role", "content", "call_id", "name", "arguments", "output", "summary", "text", "status", "tools")
+KEYS += ("mode", "effort", "format", "parameters", "strict", "include_obfuscation")
+
+
+def some_value(draw, depth=0):
+    """Draw JSON that is near to what bodies hold."""
+    kind = draw.randrange(10 if depth < 4 else 7)
+    if kind < 3:
+        return draw.choice(WORDS)
+    if kind < 7:
+        return (None, draw.choice((0, 1, -1, 2**63, 10**400)), draw.choice((0.5, 1e308)), draw.random() < 0.5)[kind - 3]
+    if kind == 7:
+        return [some_value(draw, depth + 1) for _ in range(draw.randrange(4))]
+    return {draw.choice(KEYS): some_value(draw, depth + 1) for _ in range(draw.randrange(6))}
+
+
+def test_no_body_is_answered_with_a_fault_of_ours(rig):
+    draw = random.Random(7)
+    statuses = set()
+    for _ in range(600):
+        body = {"input": "hi", "max_output_tokens": 2}
+        body |= {draw.choice(FIELDS): some_value(draw) for _ in range(draw.randrange(1, 4))}
+        if draw.random() < 0.5:
+            body["input"] = [some_value(draw, 1) for _ in range(draw.randrange(1, 4))]
+        body["background"] = None
+        response = rig.ask("POST", RESPONSES, json=body)
+        statuses.add(response.status_code)
+        if response.status_code != 200:
+            assert response.status_code in (400, 404, 501), (body, response.text)
+            error_of(response.json(), response.status_code)
+    assert {200, 400} <= statuses

@@ -155,6 +155,18 @@ def test_what_is_not_to_be_stored_is_not(serve):
             client.retrieve(made.id)
 
 
+def test_a_server_that_keeps_none_says_so_and_refuses_what_needs_a_store(serve):
+    client = serve(kind=Script, n_stored_max=0).client()
+    made = client.create(**ASK)
+    assert made.store is False
+    with pytest.raises(openai.NotFoundError):
+        client.create(**ASK, previous_response_id=made.id)
+    for name in ("store", "background"):
+        with pytest.raises(openai.BadRequestError) as error:
+            client.create(**ASK, **{name: True})
+        assert error.value.param == name
+
+
 def test_an_unknown_previous_response_is_not_found(serve):
     with pytest.raises(openai.NotFoundError) as error:
         serve(kind=Script).client().create(**ASK, previous_response_id="resp_none")
@@ -259,7 +271,7 @@ def test_a_foreground_response_ends_with_its_client_and_is_not_stored(serve, str
     body = json.dumps(ASK | {"stream": stream}).encode()
     with served.live.connection() as raw:
         raw.sendall(http_post(RESPONSES, body))
-        wait_until(lambda: len(served.rig.client._requests) == 1)
+        wait_until(lambda: len(served.rig.service._running) == 1)
         if stream:
             read_until(raw, b"response.in_progress")
     wait_until(lambda: served.rig.service.n_open == 0)

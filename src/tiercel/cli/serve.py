@@ -47,6 +47,7 @@ class ServeConfig:
     stats_interval_s: float = 10.0
     has_docs: bool = True
     has_tokenizer_info: bool = False
+    n_stored_max: int = 1000
 
 
 def configure(parser: CommandParser) -> None:
@@ -103,6 +104,13 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument(
         "--enable-tokenizer-info-endpoint", action="store_true", help="let /tokenizer_info tell all of the tokenizer"
     )
+    parser.add_argument(
+        "--max-stored-responses",
+        type=checked(parse_count),
+        default=1000,
+        metavar="N",
+        help="answers of /v1/responses that are kept in memory to be asked for again (default: 1000; 0: none)",
+    )
     add_model_source(parser)
     add_options(parser, ENGINE_OPTIONS, title="engine")
 
@@ -156,6 +164,7 @@ def read_config(args: Any, environ: Mapping[str, str]) -> ServeConfig:
         stats_interval_s=0.0 if args.disable_log_stats else 10.0,
         has_docs=not args.disable_fastapi_docs,
         has_tokenizer_info=args.enable_tokenizer_info_endpoint,
+        n_stored_max=args.max_stored_responses,
     )
 
 
@@ -164,6 +173,18 @@ def _check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
     from tiercel.text.parsers.registry import check_names
 
     check_names(tool_call_parser, reasoning_parser)
+
+
+def parse_count(text: str) -> int:
+    """Read a number of things, none included.
+
+    Raises:
+        ConfigError: `text` is no number, or less than none.
+    """
+    n = parse_int_human(text)
+    if n < 0:
+        raise ConfigError(f"got {n}; need 0 or more")
+    return n
 
 
 def parse_port(text: str) -> int:
@@ -200,6 +221,7 @@ def start_server(config: ServeConfig) -> int | None:
         stats_interval_s=config.stats_interval_s,
         has_docs=config.has_docs,
         has_tokenizer_info=config.has_tokenizer_info,
+        n_stored_max=config.n_stored_max,
     )
     return serve(settings, lambda: build_facade(config))
 

@@ -33,7 +33,7 @@ class ServerSettings:
     n_open_max           1024: requests under way, beyond which they are told to come back; the engine's own queue is
                          bounded too (max_waiting), this bounds bodies and threads
     n_tools_max          128: tools of a request, and tools_bytes_max 1 MiB of them: all go through the template
-    n_stored_max         1000: responses that are kept to be asked for again, the oldest go first
+    n_stored_max         1000: responses that are kept to be asked for again, the oldest go first; 0 keeps none
     store_bytes_max      256 MiB: of them and their conversations, as JSON; some 2,500 conversations of 100 KB
     store_ttl_s          24 h: how long one is kept; a working day's conversations go on, nobody's words stay for long
     n_background_max     128: responses that run with nobody waiting; more are told to come back
@@ -91,7 +91,9 @@ class ServerSettings:
         check_names(self.tool_call_parser, self.reasoning_parser)
         if self.stats_interval_s < 0:
             raise ConfigError(f"server.stats_interval_s: got {self.stats_interval_s:g} s; 0 or more is needed")
-        for name in ("n_stored_max", "store_bytes_max", "store_ttl_s", "n_background_max", "event_log_bytes_max"):
+        if self.n_stored_max < 0:
+            raise ConfigError(f"server.n_stored_max: got {self.n_stored_max}; 0 or more is needed")
+        for name in ("store_bytes_max", "store_ttl_s", "n_background_max", "event_log_bytes_max"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"server.{name}: got {getattr(self, name)}; more than 0 is needed")
         if self.shutdown_s < 0:

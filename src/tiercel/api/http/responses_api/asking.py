@@ -80,6 +80,7 @@ def prepare(
     Raises: RequestError, HTTPException: as for a chat, in this route's words.
     """
     _check(ask)
+    _check_store(ask, service.settings.n_stored_max)
     given = read_items(ask.input if ask.input is not None else [], earlier, known)
     items = [*earlier, *given]
     if not items:
@@ -119,8 +120,6 @@ def _check(ask: ResponsesRequest) -> None:
         raise _refused("prompt", "prompts are not kept here; send the text itself as instructions and input")
     if ask.stream_options is not None and not ask.stream:
         raise _refused("stream_options", "got some without a stream; leave it out")
-    if ask.background and ask.store is False:
-        raise _refused("background", "got true with store false; what runs in the background is found in the store")
     _check_numbers(ask)
     _check_labels(ask.metadata or {})
     if ask.service_tier not in (None, "auto", "default"):
@@ -135,6 +134,14 @@ def _check(ask: ResponsesRequest) -> None:
             )
     if ask.cache_salt == "":
         raise _refused("cache_salt", "it is empty; some text is needed; leave it out")
+
+
+def _check_store(ask: ResponsesRequest, n_stored_max: int) -> None:
+    if ask.background and ask.store is False:
+        raise _refused("background", "got true with store false; what runs in the background is found in the store")
+    for name in ("store", "background"):
+        if getattr(ask, name) and not n_stored_max:
+            raise _refused(name, "got true; this server keeps no responses (--max-stored-responses 0); leave it out")
 
 
 def _check_numbers(ask: ResponsesRequest) -> None:
@@ -220,7 +227,7 @@ def echo(asked: Asked, service: "Service", response_id: str, created_s: int) -> 
         },
         "safety_identifier": ask.safety_identifier,
         "service_tier": "default",
-        "store": ask.store is not False,
+        "store": ask.store is not False and service.settings.n_stored_max > 0,
         "temperature": params.temperature,
         "text": {"format": (ask.text and ask.text.format) or {"type": "text"}, "verbosity": "medium"},
         "tool_choice": ask.tool_choice or "auto",
