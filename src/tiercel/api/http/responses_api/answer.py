@@ -54,6 +54,7 @@ class Answer:
         self._waiting: list[Entry] = []  # log-probabilities of tokens whose text is not told yet
         self._error: dict[str, Any] | None = None
         self._completed_s: int | None = None
+        self._usage: dict[str, Any] | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -100,7 +101,7 @@ class Answer:
             "error": self._error,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "completed_at": self._completed_s,
-            "usage": self._usage() if self.is_ended else None,
+            "usage": self._usage,
         }
 
     def _take_tokens(self, pieces: TokenPieces, one: "CompletionOutput", *, is_last: bool) -> None:
@@ -132,9 +133,13 @@ class Answer:
         self.status = status
         if status == COMPLETED:
             self._completed_s = int(self._service.clock())
+        self._usage = self._count()
+        # What is stored keeps no second copy of the text.
+        self._parsed = self._pieces = None
+        self._waiting = []
         self._emit(f"response.{status}", {"response": self.shape()})
 
-    def _usage(self) -> dict[str, Any]:
+    def _count(self) -> dict[str, Any]:
         tally = self._tally
         engine = self._service.engine
         n_full = tally.n_prompt - tally.n_prompt % engine.client.core.limits.page_size_tokens

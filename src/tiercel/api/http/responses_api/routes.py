@@ -164,7 +164,7 @@ class _Making:
         """Whatever ended its task, the end of the event loop included, the response has ended too."""
         assert record.log is not None, "responses: a response in the background without a log"
         self._answer.fail("server: it has ended")
-        record.running = None
+        record.running = record.task = None
         record.log.end()
         record.ended.set()
         record.count_answer()
@@ -179,6 +179,7 @@ class _Making:
 
     def _keep(self) -> None:
         if self._is_stored:
+            self._is_stored = False  # once
             record = Record(self._owner, self._answer, self._asked.items, self._service.clock())
             record.count_answer()
             self._service.responses.put(record)

@@ -100,6 +100,7 @@ class ResponseStore:
 
     def put(self, record: Record) -> None:
         """Take a record, and let the oldest go for it."""
+        assert record.id not in self._records, "response store: one id, two records"
         self._records[record.id] = record
         if record.running is not None:
             self._running_ids[record.id] = None
