@@ -110,7 +110,7 @@ WRONG = [
     ({"moderation": {"model": "m"}}, "moderation"),
     ({"messages": []}, "messages"),
     ({"max_tokens": 9}, "max_tokens"),
-    ({"max_ouput_tokens": 9}, "max_ouput_tokens"),
+    ({"max_output_token": 9}, "max_output_token"),
     ({"n": 2}, "n"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     # Items.

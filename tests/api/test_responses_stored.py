@@ -441,7 +441,7 @@ def test_the_end_of_a_drain_ends_streams_as_failed(serve, pool):
     made = client.create(**ASK, background=True)
     reader = pool.submit(served.events, made.id, -1)
     foreground = pool.submit(lambda: list(client.create(**ASK, stream=True)))
-    wait_until(lambda: len(served.rig.client._requests) == 2)
+    wait_until(lambda: len(served.rig.service._running) == 2)
     wait_until(lambda: served.store._records[made.id].log.n_readers == 1)
     served.rig.service.begin_drain()
     served.rig.service.abort_all()
