@@ -12,7 +12,7 @@ from tiercel.api.http.openapi import BODIES
 from tiercel.api.http.schema import FREE, NO_OPS
 
 # POST routes that read no body.
-WITHOUT_BODY = {"/ping"}
+WITHOUT_BODY = {"/ping", "/v1/responses/{response_id}/cancel"}
 
 
 @pytest.fixture(scope="module")

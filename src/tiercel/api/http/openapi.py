@@ -17,6 +17,7 @@ from tiercel.api.http import pooling
 from tiercel.api.http.auth import OPEN_PATHS
 from tiercel.api.http.messages.schema import CountRequest, MessagesRequest
 from tiercel.api.http.responses import is_anthropic, json_response
+from tiercel.api.http.responses_api.schema import ResponsesRequest
 from tiercel.api.http.schema import (
     FREE,
     NO_OPS,
@@ -31,6 +32,7 @@ from tiercel.api.http.service import Service
 BODIES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
     "/v1/embeddings": pooling.EmbeddingsRequest,
