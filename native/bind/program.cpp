@@ -20,6 +20,7 @@ namespace tiercel {
 namespace {
 
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bools = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Buffer = std::pair<int64_t, int64_t>; // offset, stride in bytes
@@ -286,16 +287,22 @@ void bind_runner(nb::module_& m) {
       .def(
           "submit",
           [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,
-             const Bools& scores, int32_t n_top) {
+             const Bools& scores, int32_t n_top, const std::optional<Bools>& masked) {
             const size_t n = slot.size();
-            if (start.size() != n || tokens.size() != n || samples.size() != n || scores.size() != n)
+            if (start.size() != n || tokens.size() != n || samples.size() != n || scores.size() != n || (masked && masked->size() != n))
               throw nb::value_error("submit: the sequences' arrays differ in length");
             const auto bytes = [n](const Bools& a) { return std::span(reinterpret_cast<const uint8_t*>(a.data()), n); };
-            if (const char* why =
-                    b.live().submit({step_id, span_of(slot), span_of(start), span_of(tokens), bytes(samples), bytes(scores), n_top}))
+            if (const char* why = b.live().submit({step_id, span_of(slot), span_of(start), span_of(tokens), bytes(samples), bytes(scores),
+                                                   n_top, masked ? bytes(*masked) : std::span<const uint8_t>()}))
               throw nb::value_error(why);
           },
-          "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a)
+          "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a, "masked"_a = nb::none())
+      .def(
+          "set_masks",
+          [](BoundRunner& b, int64_t step_id, const Words& masks) {
+            if (const char* why = b.live().set_masks(step_id, {masks.data(), masks.size()})) throw nb::value_error(why);
+          },
+          "step_id"_a, "masks"_a, "uint32 [masked sequences, words]; a step with masked sequences samples only when it has them.")
       .def("collect",
            [](BoundRunner& b) {
              StepRunner& runner = b.live();

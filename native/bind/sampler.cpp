@@ -21,6 +21,7 @@ namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = std::vector<int32_t>;
 using Sampled = std::tuple<int32_t, float, int32_t, Ids, std::vector<float>>;
 
@@ -90,12 +91,17 @@ SamplerScratch scratch_for(const Logits& logits, std::optional<int32_t> level) {
 }
 
 Sampled sample_row_door(Logits logits, const SamplerParams& params, Tokens tokens, int64_t n_prompt, std::optional<int32_t> n_top,
-                        std::optional<int32_t> level) {
+                        std::optional<int32_t> level, std::optional<Words> mask) {
   require(n_prompt >= 0 && n_prompt <= static_cast<int64_t>(tokens.shape(0)), "n_prompt: must be in 0..len(tokens)");
   require(n_top.value_or(0) >= 0, "n_top: must be 0 or more");
+  require(!mask || static_cast<int64_t>(mask->shape(0)) == mask_words(static_cast<int64_t>(logits.shape(0))),
+          "mask: must hold a bit for each logit, in words of 32");
   SamplerScratch scratch = scratch_for(logits, level);
   Tops tops(n_top.value_or(0));
-  const SampleRow row{{logits.data(), logits.shape(0)}, {tokens.data(), tokens.shape(0)}, n_prompt};
+  const SampleRow row{{logits.data(), logits.shape(0)},
+                      {tokens.data(), tokens.shape(0)},
+                      n_prompt,
+                      mask ? std::span<const uint32_t>(mask->data(), mask->shape(0)) : std::span<const uint32_t>()};
   const SampleOut out = sample_row(params, row, scratch, n_top ? &tops.out : nullptr);
   return {out.token, out.logprob, out.rank, tops.ids, tops.logprobs};
 }
@@ -117,7 +123,8 @@ void bind_sampler(nb::module_& m) {
         "stop_ids"_a = Ids{}, "logit_bias"_a = std::vector<std::pair<int32_t, double>>{}, "allowed_ids"_a = nb::none(),
         "bad_words"_a = std::vector<Ids>{}, "Raises ValueError when a value is out of its range.");
   m.def("sample_row", &sample_row_door, "logits"_a, "params"_a, "tokens"_a, "n_prompt"_a, nb::kw_only(), "n_top"_a = nb::none(),
-        "level"_a = nb::none(), "One row's (token, logprob, rank, top ids, top logprobs). For tests: allocates its scratch at each call.");
+        "level"_a = nb::none(), "mask"_a = nb::none(),
+        "One row's (token, logprob, rank, top ids, top logprobs). For tests: allocates its scratch at each call.");
   m.def("score_row", &score_row_door, "logits"_a, "token"_a, nb::kw_only(), "n_top"_a = 0, "level"_a = nb::none(),
         "The same for a given token. For tests.");
 }

@@ -3,6 +3,7 @@
 #include "tiercel/sampler.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -19,6 +20,11 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kFloatMax = std::numeric_limits<float>::max();
 constexpr int kLanes = 16;
+constexpr auto kBits = [] {
+  std::array<uint32_t, 32> bits{};
+  for (int j = 0; j < 32; ++j) bits[static_cast<size_t>(j)] = uint32_t{1} << j;
+  return bits;
+}();
 constexpr uint32_t kDone = 1u << 31;
 
 // Buckets of z: number floor(-z * 64). The last one starts below -31.9, where a token's weight rounds to 0.
@@ -79,7 +85,7 @@ class RowSampler {
     int64_t likeliest = s_.argmax_(x, v_);
     if (likeliest < 0 || x[likeliest] == kInf) return kBadLogits;
     const bool forbids_stops = n_output() < p_.min_tokens && !p_.stop_ids.empty();
-    if (edits() || forbids_stops) {
+    if (!row_.mask.empty() || edits() || forbids_stops) {
       x = s_.z_.data();
       edit(forbids_stops);
       likeliest = s_.argmax_(x, v_);
@@ -113,8 +119,10 @@ class RowSampler {
     if (p_.has_allowed_ids) {
       std::fill_n(x, v_, -kInf);
       for (int32_t id : p_.allowed_ids) {
-        if (is_token(id)) x[id] = row_.logits[id];
+        if (is_token(id) && is_masked_in(id)) x[id] = row_.logits[id];
       }
+    } else if (!row_.mask.empty()) {
+      copy_masked(x);
     } else {
       std::copy_n(row_.logits.data(), v_, x);
     }
@@ -128,6 +136,29 @@ class RowSampler {
     }
     forbid_bad_words(x);
     if (p_.repetition_penalty != 1.0 || counts_matter()) penalise(x);
+  }
+
+  bool is_masked_in(int64_t id) const { return row_.mask.empty() || (row_.mask[id / 32] >> (id % 32) & 1) != 0; }
+
+  // The logits, -inf where the mask has no bit. Most words of a grammar's mask have none, and some have all.
+  void copy_masked(float* x) {
+    for (int64_t begin = 0; begin < v_; begin += 32) {
+      const int64_t n = std::min<int64_t>(32, v_ - begin);
+      const uint32_t word = row_.mask[begin / 32];
+      if (word == ~0u) {
+        std::copy_n(row_.logits.data() + begin, n, x + begin);
+        continue;
+      }
+      if (word == 0 || n < 32) {
+        std::fill_n(x + begin, n, -kInf);
+        for (int64_t i = 0; word != 0 && i < n; ++i) x[begin + i] = (word >> i & 1) != 0 ? row_.logits[begin + i] : -kInf;
+        continue;
+      }
+      // All lanes at once: a mask inside of a string has most bits, and a branch for each would cost more than the draw.
+      const float* logits = row_.logits.data() + begin;
+      float* out = x + begin;
+      for (int j = 0; j < 32; ++j) out[j] = (word & kBits[j]) != 0 ? logits[j] : -kInf;
+    }
   }
 
   void forbid_bad_words(float* x) {

@@ -31,6 +31,8 @@ StepRunner::~StepRunner() {
     is_closing_ = true;
   }
   changed_.notify_all();
+  // A step that still waits for masks ends with what it has: nobody will read it.
+  for (Work& w : works_) release_masks(w);
   thread_.join();
 }
 
@@ -70,6 +72,12 @@ const char* StepRunner::submit(const StepRequest& request) {
   w.seq_samples.assign(request.seq_samples.begin(), request.seq_samples.end());
   w.seq_scores.assign(request.seq_scores.begin(), request.seq_scores.end());
   w.n_rows = static_cast<int32_t>(n_rows);
+  w.n_masks = 0;
+  w.seq_mask.assign(request.seq_slot.size(), -1);
+  for (size_t s = 0; s < request.seq_masked.size(); ++s)
+    if (request.seq_masked[s] && request.seq_samples[s]) w.seq_mask[s] = w.n_masks++;
+  w.masks.assign(static_cast<size_t>(w.n_masks * mask_words(program_->vocab())), ~0u);
+  w.has_masks.store(w.n_masks == 0);
   // Sized here, so that the step itself allocates nothing.
   StepOutcome& out = w.outcome;
   out.step_id = request.step_id;
@@ -87,6 +95,23 @@ const char* StepRunner::submit(const StepRequest& request) {
   ++n_submitted_;
   changed_.notify_all();
   return nullptr;
+}
+
+void StepRunner::release_masks(Work& work) {
+  work.has_masks.store(true, std::memory_order_release);
+  work.has_masks.notify_all();
+}
+
+const char* StepRunner::set_masks(int64_t step_id, std::span<const uint32_t> masks) {
+  for (int64_t k = n_queued_total_ - n_submitted_; k < n_queued_total_; ++k) {
+    Work& w = works_[static_cast<size_t>(k % kDepth)];
+    if (w.step_id != step_id || w.has_masks.load()) continue;
+    if (masks.size() != w.masks.size()) return "not one whole mask for each masked sequence";
+    std::copy(masks.begin(), masks.end(), w.masks.begin());
+    release_masks(w);
+    return nullptr;
+  }
+  return "no submitted step of this id waits for masks";
 }
 
 StepOutcome StepRunner::collect() {
@@ -184,6 +209,9 @@ void StepRunner::sample(Work& w, int32_t thread) {
   StepOutcome& out = w.outcome;
   const auto n_top = static_cast<size_t>(std::max(w.outcome.n_top, 0));
   SamplerScratch& scratch = sampler_scratch_[static_cast<size_t>(thread)];
+  // Masks mostly are there long before; sleeping lets the thread that makes them have this core.
+  w.has_masks.wait(false, std::memory_order_acquire);
+  const auto n_words = static_cast<size_t>(mask_words(program_->vocab()));
   for (int64_t r = thread; r < w.n_rows; r += program_->n_threads()) {
     const auto i = static_cast<size_t>(r);
     const int32_t slot = w.seq_slot[static_cast<size_t>(out.row_seq[i])];
@@ -194,9 +222,16 @@ void StepRunner::sample(Work& w, int32_t thread) {
     float* top_logprobs = out.top_logprobs.data() + i * n_top;
     const TopOut top{static_cast<int32_t>(n_top), top_ids, top_logprobs};
     const std::span<const float> logits(program_->logits_row(r), static_cast<size_t>(program_->vocab()));
-    const SampleOut result = w.row_is_sample[i] ? sample_row(state.params, {logits, {ids, static_cast<size_t>(n_tokens)}, state.n_prompt},
-                                                             scratch, out.n_top >= 0 ? &top : nullptr)
-                                                : score_row(logits, ids[n_tokens], scratch, top);
+    SampleOut result;
+    if (w.row_is_sample[i]) {
+      const int32_t m = w.seq_mask[static_cast<size_t>(out.row_seq[i])];
+      const auto mask =
+          m < 0 ? std::span<const uint32_t>() : std::span<const uint32_t>(w.masks).subspan(static_cast<size_t>(m) * n_words, n_words);
+      const SampleRow row{logits, {ids, static_cast<size_t>(n_tokens)}, state.n_prompt, mask};
+      result = sample_row(state.params, row, scratch, out.n_top >= 0 ? &top : nullptr);
+    } else {
+      result = score_row(logits, ids[n_tokens], scratch, top);
+    }
     out.row_token[i] = result.token;
     if (w.outcome.n_top >= 0) {
       out.row_logprob[i] = result.logprob;

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tiercel.llm.llm import LLM
     from tiercel.protocol.outputs import CompletionOutput, Logprob, RequestOutput
     from tiercel.protocol.params import RequestOutputKind, SamplingParams
+    from tiercel.protocol.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -18,12 +19,22 @@ _HOMES = {
     "LLM": "tiercel.llm.llm",
     "AsyncLLM": "tiercel.llm.async_llm",
     "SamplingParams": "tiercel.protocol.params",
+    "StructuredOutputsParams": "tiercel.protocol.structured",
     "RequestOutputKind": "tiercel.protocol.params",
     "RequestOutput": "tiercel.protocol.outputs",
     "CompletionOutput": "tiercel.protocol.outputs",
     "Logprob": "tiercel.protocol.outputs",
 }
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "Logprob", "RequestOutput", "RequestOutputKind", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 def __getattr__(name: str) -> Any:

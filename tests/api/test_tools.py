@@ -301,20 +301,6 @@ def test_wrong_tools_are_refused_by_their_field(rig, fields, param):
     assert rig.refused(CHAT, {"messages": HI, "max_tokens": 8} | fields)["param"] == param
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "get_time"}}},
-        {"tools": [function(strict=True)]},
-    ],
-    ids=["required", "named", "strict"],
-)
-def test_what_only_constrained_output_can_promise_is_not_there_yet(rig, fields):
-    error = rig.refused(CHAT, {"messages": HI, "tools": TOOLS} | fields, 501)
-    assert error["type"] == "NotImplementedError"
-
-
 def test_a_template_in_whose_words_calls_are_unknown_says_what_to_do():
     model = Scripted("x", template="{{ tools }} {{ messages }}")
     error = model.refused(tools=TOOLS)

@@ -14,10 +14,18 @@ from tiercel.sampling.native import native_params
 VOCAB_SIZES = (1, 2, 5, 63, 64, 65, 130, 700, 2900)
 
 
-def native_sample(logits, params, history, n_prompt, seed, stop_ids=(), *, n_top=0):
+def native_sample(logits, params, history, n_prompt, seed, stop_ids=(), *, n_top=0, mask=None):
     return _native.sample_row(
-        logits, native_params(params, seed, stop_ids), np.asarray(history, np.int32), n_prompt, n_top=n_top
+        logits, native_params(params, seed, stop_ids), np.asarray(history, np.int32), n_prompt, n_top=n_top, mask=mask
     )
+
+
+def random_mask(rng, v):
+    """Words of all kinds: nothing, everything, some; bits behind the vocabulary say nothing."""
+    words = rng.integers(0, 2**32, -(-v // 32), np.uint64).astype(np.uint32)
+    words[rng.random(len(words)) < 0.4] = 0
+    words[rng.random(len(words)) < 0.3] = 0xFFFFFFFF
+    return words
 
 
 def bits(x):
@@ -100,6 +108,35 @@ def test_native_equals_reference_on_random_rows(chunk):
         assert without_logprobs[0] == expected.token
         n_failed_rows += expected.token < 0
     assert n_failed_rows < 100  # the cases are mostly about tokens
+
+
+@pytest.mark.parametrize("chunk", range(3))
+def test_native_equals_reference_under_a_mask(chunk):
+    rng = np.random.default_rng(3000 + chunk)
+    n_chosen = 0
+    for _ in range(400):
+        case = random_case(rng)
+        mask = random_mask(rng, len(case[0]))
+        n_top = int(rng.choice([0, 5]))
+        expected = reference.sample(*case, n_top=n_top, mask=mask)
+        assert_same(native_sample(*case, n_top=n_top, mask=mask), expected, n_top)
+        if expected.token >= 0:
+            assert mask[expected.token // 32] >> np.uint32(expected.token % 32) & 1
+            n_chosen += 1
+    assert n_chosen > 150
+
+
+def test_a_mask_that_leaves_stop_tokens_only_goes_before_min_tokens():
+    logits = np.arange(40, dtype=np.float32)
+    mask = np.array([1 << 7, 0], np.uint32)
+    params = SamplingParams(min_tokens=5, max_tokens=9)
+    assert native_sample(logits, params, [1], 1, 3, [7], mask=mask)[0] == 7
+    assert native_sample(logits, params, [1], 1, 3, [7], mask=np.zeros(2, np.uint32))[0] == reference.NOTHING_ALLOWED
+
+
+def test_a_mask_of_the_wrong_size_is_refused():
+    with pytest.raises(ValueError, match="mask"):
+        native_sample(np.zeros(40, np.float32), SamplingParams(), [1], 1, 3, mask=np.zeros(1, np.uint32))
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])

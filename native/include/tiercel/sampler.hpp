@@ -43,7 +43,12 @@ struct SampleRow {
   std::span<const float> logits;   // [V]
   std::span<const int32_t> tokens; // the sequence so far; the token to choose gets position tokens.size()
   int64_t n_prompt;                // how many of them are the prompt's
+  // [mask_words(V)]: token i may be chosen if bit i % 32 of word i / 32 is set. Empty: all may.
+  std::span<const uint32_t> mask = {};
 };
+
+// Words of a mask over a vocabulary.
+constexpr int64_t mask_words(int64_t vocab_size) { return (vocab_size + 31) / 32; }
 
 // Where log-probabilities go: the likeliest n_top by the logits as given, best first, ties by id. Past V: id -1 and
 // NaN.
@@ -83,7 +88,7 @@ class SamplerScratch {
 };
 
 // Chooses a token. top null: log-probabilities are not computed.
-// REQUIRES: row.logits.size() is the scratch's vocab_size; 0 <= n_prompt <= tokens.size() < 2^31.
+// REQUIRES: row.logits.size() is the scratch's vocab_size; 0 <= n_prompt <= tokens.size() < 2^31; the mask is empty or whole.
 SampleOut sample_row(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, const TopOut* top);
 
 // Log-probability and rank of a given token. A token outside the vocabulary is answered with kNothingAllowed.

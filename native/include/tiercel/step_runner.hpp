@@ -2,10 +2,12 @@
 //
 // Thread rule: admit, set_pages, release, submit and collect come from one caller thread. Steps run on the runner's own thread (the
 // team's thread 0). A slot's rows are written by the caller only while no submitted step names it, but for page table entries, which are
-// appended past those that submitted steps read, and the token after the last, which only the sampler writes.
+// appended past those that submitted steps read, and the token after the last, which only the sampler writes. set_masks too comes from the
+// caller thread: a step with masks computes its logits without them and waits for them before it samples.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -32,7 +34,8 @@ struct StepRequest {
   int64_t step_id;
   std::span<const int32_t> seq_slot, seq_start, seq_tokens;
   std::span<const uint8_t> seq_samples, seq_scores;
-  int32_t n_top; // -1: no log-probabilities
+  int32_t n_top;                            // -1: no log-probabilities
+  std::span<const uint8_t> seq_masked = {}; // its sampled row waits for a mask; empty: none does
 };
 
 struct StepOutcome {
@@ -60,6 +63,9 @@ class StepRunner {
 
   // Returns nullptr when the step was queued, else why it does not fit the limits (and nothing changed).
   const char* submit(const StepRequest& request);
+  // Gives a submitted step its masks, uint32 [masked sequences, mask_words(V)] in their order. Once a step that has some, or it never ends.
+  // Returns nullptr, or why they were not taken.
+  const char* set_masks(int64_t step_id, std::span<const uint32_t> masks);
   // Waits for the oldest submitted step. REQUIRES: one is submitted.
   StepOutcome collect();
 
@@ -82,11 +88,16 @@ class StepRunner {
     std::vector<uint8_t> seq_samples, seq_scores;
     std::vector<int32_t> row_token, row_pos, row_seq, logits_rows;
     std::vector<uint8_t> row_is_sample; // of logits rows
+    std::vector<int32_t> seq_mask;      // which mask a sequence has; -1: none
+    std::vector<uint32_t> masks;        // [n_masks, mask_words(V)]
+    int32_t n_masks = 0;
+    std::atomic<bool> has_masks{true}; // masks are there, or none is waited for
     int32_t n_rows = 0;
     StepOutcome outcome;
   };
 
   int32_t* token_row(int32_t slot) { return reinterpret_cast<int32_t*>(tokens_->data()) + slot * limits_.max_len; }
+  static void release_masks(Work& work);
   void serve();
   void run(Work& work);
   void gather(Work& work);

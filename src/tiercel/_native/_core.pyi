@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 _Ints = npt.NDArray[np.int32]
 _Bools = npt.NDArray[np.bool_]
+_Words = npt.NDArray[np.uint32]
 _Floats = npt.NDArray[np.float32]
 _AnyInts = _Ints | array[int] | memoryview
 _AnyBools = _Bools | memoryview[bool]
@@ -152,7 +153,9 @@ class StepRunner:
         samples: _AnyBools,
         scores: _AnyBools,
         n_top: int,
+        masked: _AnyBools | None = None,
     ) -> None: ...
+    def set_masks(self, step_id: int, masks: _Words) -> None: ...
     def collect(
         self,
     ) -> tuple[int, *_Rows, _Floats | None, _Ints | None, _Ints | None, _Floats | None, int]: ...
@@ -191,6 +194,7 @@ def sample_row(
     *,
     n_top: int | None = None,
     level: int | None = None,
+    mask: _Words | None = None,
 ) -> _Sampled: ...
 def score_row(logits: _Floats, token: int, *, n_top: int = 0, level: int | None = None) -> _Sampled: ...
 def linear(

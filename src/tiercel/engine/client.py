@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     import asyncio
     from types import TracebackType
 
+    from tiercel.sampling.constraint import Constraint
+    from tiercel.sampling.grammar_limits import GrammarLimits
+    from tiercel.sampling.grammars import Grammars
+    from tiercel.text.thinking import ThinkingMarks
     from tiercel.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -182,6 +186,7 @@ class EngineClient:
         weights_digest: str,
         kv_dtype: str,
         eos_ids: Iterable[int] | None = None,
+        grammar_limits: "GrammarLimits | None" = None,
     ) -> None:
         """Become the one who is told what `core` produces.
 
@@ -200,13 +205,28 @@ class EngineClient:
         self._requests: dict[str, RequestHandle] = {}
         seed = core.config.seed
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
-        self._reader = PromptReader(tokenizer, core.limits, core.config)
+        self._grammar_limits = grammar_limits
+        self._grammars: Grammars | None = None  # guarded by _lock; made when a request first asks for a form
+        make_grammars = None if tokenizer is None else lambda: self.grammars
+        self._reader = PromptReader(tokenizer, core.limits, core.config, make_grammars)
         core.set_sink(self._on_updates)
 
     @property
     def is_alive(self) -> bool:
         """Whether requests can be served."""
         return self.core.is_alive
+
+    @property
+    def grammars(self) -> "Grammars":
+        """The forms that texts may have, compiled. Requires: there is a tokenizer."""
+        from tiercel.sampling.grammars import Grammars
+
+        assert self.tokenizer is not None, "engine: forms of text need a tokenizer"
+        with self._lock:
+            if self._grammars is None:
+                vocab_size = self.core.limits.vocab_size
+                self._grammars = Grammars(self.tokenizer, vocab_size, self.eos_ids, self._grammar_limits)
+            return self._grammars
 
     @property
     def snapshot(self) -> EngineSnapshot:
@@ -226,15 +246,18 @@ class EngineClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        thinking: "ThinkingMarks | None" = None,
     ) -> RequestHandle:
-        """Check a request and send it to the engine; nothing waits here.
+        """Check a request and send it to the engine; nothing waits here but for a form that must be compiled.
+
+        `thinking`: what tells the model's reasoning apart; structured output begins behind it.
 
         Raises:
             RequestError: it is refused (PromptTooLong, QueueFull and others); `param` names the field.
             EngineDead: there is no engine any more.
         """
         prepared = self._reader.prepare(prompt, params or SamplingParams(), priority=priority, cache_salt=cache_salt)
-        return self._send(prepared, request_id, is_bounded=True)
+        return self._send(prepared, request_id, is_bounded=True, thinking=thinking)
 
     async def generate(
         self,
@@ -297,6 +320,10 @@ class EngineClient:
     def close(self, *, drain_s: float | None = 0.0) -> None:
         """End the engine: let what runs go on for at most `drain_s` (None: to its end), then abort it. Idempotent."""
         self.core.shutdown(drain_s=drain_s)
+        with self._lock:
+            grammars = self._grammars
+        if grammars is not None:
+            grammars.close()
 
     def _run_many(self, prepared: list[PreparedRequest]) -> Iterator[tuple[int, RequestOutput | TiercelError]]:
         done: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -324,7 +351,14 @@ class EngineClient:
             for handle in running.values():
                 handle.close()
 
-    def _send(self, prepared: PreparedRequest, request_id: str | None, *, is_bounded: bool) -> RequestHandle:
+    def _send(
+        self,
+        prepared: PreparedRequest,
+        request_id: str | None,
+        *,
+        is_bounded: bool,
+        thinking: "ThinkingMarks | None" = None,
+    ) -> RequestHandle:
         if request_id is not None and not isinstance(request_id, str):
             raise RequestError(
                 f"request_id: got {type(request_id).__name__}; text is needed; leave it out for one of ours",
@@ -334,7 +368,7 @@ class EngineClient:
         params = prepared.params
         arrival_s = self.core.clock()
         state = RequestState(request_id, prepared.text, prepared.token_ids, params, self.tokenizer, arrival_s)
-        new = self._sequences_of(prepared, request_id, arrival_s)
+        new = self._sequences_of(prepared, request_id, arrival_s, thinking)
         handle = RequestHandle(self, state, [one.sequence_id for one in new])
         self._register(handle)
         try:
@@ -344,7 +378,9 @@ class EngineClient:
             raise
         return handle
 
-    def _sequences_of(self, prepared: PreparedRequest, request_id: str, arrival_s: float) -> list[NewSequence]:
+    def _sequences_of(
+        self, prepared: PreparedRequest, request_id: str, arrival_s: float, thinking: "ThinkingMarks | None"
+    ) -> list[NewSequence]:
         """Make one sequence for each output. Only the first scores the prompt: the others would say the same."""
         params = prepared.params
         size = self.core.limits.page_size_tokens
@@ -372,6 +408,7 @@ class EngineClient:
                     page_keys=keys,
                     arrival_s=arrival_s,
                     priority=prepared.priority,
+                    constraint=_constraint_of(prepared, thinking),
                 )
             )
         return new
@@ -444,6 +481,16 @@ def _resolve(futures: "list[asyncio.Future[None]]") -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)
+
+
+def _constraint_of(prepared: PreparedRequest, thinking: "ThinkingMarks | None") -> "Constraint | None":
+    """Begin a request's form for one sequence: each has a state of its own."""
+    if prepared.grammar is None:
+        return None
+    params = prepared.params
+    return prepared.grammar.start(
+        stop_ids=params.stop_token_ids or (), ignores_eos=params.ignore_eos, thinking=thinking
+    )
 
 
 def _wrapped(seed: int) -> int:

@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 Sink = Callable[[list[SequenceUpdate]], None]
 
 _NOTHING_ALLOWED = -2  # as StepResult.row_token says it
+_ALL_BITS = 0xFFFFFFFF
 
 
 class EngineCore:
@@ -278,7 +279,33 @@ class EngineCore:
             runner.submit(step.to_plan())
         except TiercelError as error:
             self._not_submitted[step] = error  # it fails in its turn, so that fences open in order
+        if len(self._in_flight) == 1:
+            self._send_masks(step)
         return True
+
+    def _send_masks(self, step: PlannedStep) -> None:
+        """Say which tokens a step may sample, which is known once all steps before it are collected.
+
+        It runs meanwhile. A row that nobody will believe is told anything, so that the step ends.
+        """
+        if not step.masked or step in self._not_submitted:
+            return
+        import numpy as np  # a start without forms does without it
+
+        from tiercel.sampling.constraint import n_mask_words
+
+        masks = np.empty((len(step.masked), n_mask_words(self.limits.vocab_size)), np.uint32)
+        for sequence, row in zip(step.masked, masks, strict=True):
+            if sequence.state is State.FINISHED or sequence in step.discarded:
+                row.fill(_ALL_BITS)
+                continue
+            assert sequence.constraint is not None
+            try:
+                sequence.constraint.fill(row)
+            except Exception as error:  # noqa: BLE001  a request's boundary: answered to it, others go on
+                row.fill(_ALL_BITS)
+                self._end_sequence(sequence, self._update(sequence, []), error=_form_failed(sequence, error))
+        self._runner.set_masks(step.step_id, masks)
 
     def _note_admissions(self, admitted: list[Sequence]) -> None:
         n_first = sum(s.n_preemptions == 0 for s in admitted)
@@ -306,6 +333,8 @@ class EngineCore:
         if result is None:
             assert error is not None
             self._fail_step(step, error)
+            if self._in_flight:
+                self._send_masks(self._in_flight[0])
             return
         assert result.step_id == step.step_id, f"engine: step {result.step_id} came, {step.step_id} was expected"
         stats.compute_s = result.compute_ns * 1e-9
@@ -313,6 +342,8 @@ class EngineCore:
             self._take_tokens(step, result)
         else:
             self._take_rows(step, result)
+        if self._in_flight:
+            self._send_masks(self._in_flight[0])
 
     def _fail_step(self, step: PlannedStep, error: TiercelError) -> None:
         self._totals["failed"] += 1
@@ -382,6 +413,13 @@ class EngineCore:
             self._stats.inter_token_s.append(now_s - sequence.last_token_s)
         sequence.last_token_s = now_s
         self._totals["generation"] += 1
+        if sequence.constraint is not None:
+            try:
+                sequence.constraint.accept(token_id)
+            except Exception as error:  # noqa: BLE001  as in _send_masks
+                self._end_sequence(sequence, update, error=_form_failed(sequence, error))
+                return
+            update.is_complete = sequence.constraint.ends_with_text
         ended = sequence.why_ended(token_id)
         if ended is None:
             self._updates.append(update)
@@ -391,6 +429,10 @@ class EngineCore:
 
     def _fail_row(self, sequence: Sequence, code: int) -> None:
         """Fail a sequence whose newest row gave no token; `code` is what `StepResult.row_token` says instead."""
+        if code == _NOTHING_ALLOWED and sequence.constraint is not None and sequence.constraint.may_end:
+            # Its form may end here and cannot go on: a model without end-of-sequence, or one that is not allowed it.
+            self._end_sequence(sequence, self._update(sequence, []), reason="stop")
+            return
         where = f"engine: after token {len(sequence.token_ids)} of {sequence.sequence_id}"
         is_spoilt = code != _NOTHING_ALLOWED
         if is_spoilt:
@@ -401,7 +443,7 @@ class EngineCore:
         else:
             text = (
                 f"{where}: the request's constraints leave no token; at least one is needed; loosen allowed_token_ids, "
-                "bad_words or min_tokens"
+                "bad_words, stop_token_ids or the form of the output"
             )
         self._end_sequence(sequence, self._update(sequence, []), error=RequestFailed(text), is_spoilt=is_spoilt)
 
@@ -509,6 +551,17 @@ class EngineCore:
 
 def _lost(sequence_id: str, time_s: float, error: TiercelError) -> SequenceUpdate:
     return SequenceUpdate(sequence_id, [], time_s, error=error)
+
+
+def _form_failed(sequence: Sequence, error: Exception) -> RequestFailed:
+    if isinstance(error, RequestFailed):
+        return error
+    _log.error("engine: following the form of %s failed", sequence.sequence_id, exc_info=error)
+    failure = RequestFailed(
+        f"engine: the form of {sequence.sequence_id} could not be followed: {error!r}; send it again"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def _stats_of(sequence: Sequence, reason: str, now_s: float) -> SequenceStats:

@@ -91,6 +91,7 @@ class SequenceOutput:
         self._take_logprobs(update)
         last = len(update.token_ids) - 1
         is_stop_token = update.finish_reason == "stop" and not self._params.include_stop_str_in_output
+        is_stop_token = is_stop_token and not update.is_complete
         for i, token_id in enumerate(update.token_ids):
             self.token_ids.append(token_id)
             if self._text is None or (is_stop_token and i == last):

@@ -5,7 +5,7 @@ text is only repeated) and `cache_salt`.
 """
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +18,7 @@ from tiercel.protocol.step import RunnerLimits
 from tiercel.text.bad_words import bad_words_ids
 
 if TYPE_CHECKING:
+    from tiercel.sampling.grammars import CompiledGrammar, Grammars
     from tiercel.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -34,15 +35,23 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     max_total_tokens: int
     priority: int
     cache_salt: str | None
+    grammar: "CompiledGrammar | None" = None
 
 
 class PromptReader:
     """Reads prompts for one model. Frozen; threads may share it."""
 
-    def __init__(self, tokenizer: "Tokenizer | None", limits: RunnerLimits, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        tokenizer: "Tokenizer | None",
+        limits: RunnerLimits,
+        config: EngineConfig,
+        grammars: "Callable[[], Grammars] | None" = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._config = config
+        self._grammars = grammars
 
     def encode_together(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Tokenise all prompts that are text in one call, which may use several threads."""
@@ -76,7 +85,16 @@ class PromptReader:
         priority = _as_priority(priority)
         params = self._with_words(params)
         max_total = admit(token_ids, params, self._limits, self._config, priority=priority)
-        return PreparedRequest(text, token_ids, params, max_total, priority, cache_salt)
+        grammar = self._grammar(params)
+        return PreparedRequest(text, token_ids, params, max_total, priority, cache_salt, grammar)
+
+    def _grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
+        """Compile the form that the text must have. Last of all: nothing else takes so long."""
+        if params.structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise params.structured_outputs.refused("got a form of text; this model has no tokenizer; leave it out")
+        return self._grammars().compile(params.structured_outputs)
 
     def _with_words(self, params: SamplingParams) -> SamplingParams:
         """Turn forbidden words into tokens; refuse what needs text where there is none."""

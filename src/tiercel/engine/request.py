@@ -19,6 +19,9 @@ from tiercel.base.errors import TiercelError
 from tiercel.kv.page_keys import PageKeys
 from tiercel.protocol.params import SamplingParams
 
+if TYPE_CHECKING:
+    from tiercel.sampling.constraint import Constraint
+
 
 class State(enum.Enum):
     """Where a sequence stands."""
@@ -50,6 +53,7 @@ class NewSequence(msgspec.Struct, frozen=True, eq=False):
     page_keys: PageKeys
     arrival_s: float
     priority: int = 0
+    constraint: "Constraint | None" = None  # its own: what form its text must have
 
 
 class SequenceUpdate(msgspec.Struct, eq=False):
@@ -62,6 +66,7 @@ class SequenceUpdate(msgspec.Struct, eq=False):
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the tokens from the second on; once, with the first token
     finish_reason: str | None = None  # "stop" | "length" | "abort"
     stop_reason: int | None = None  # the stop token that ended it; None for end-of-sequence
+    is_complete: bool = False  # it ended because its form did: the last token is part of the text
     error: TiercelError | None = None  # instead of a finish_reason
     n_cached_tokens: int = 0
     first_scheduled_s: float | None = None
@@ -86,6 +91,7 @@ class Sequence(msgspec.Struct, eq=False):
     n_logprobs: int | None
     n_prompt_logprobs: int | None
     reads_cache: bool
+    constraint: "Constraint | None" = None
 
     state: State = State.WAITING
     slot: int = -1  # -1: none
@@ -123,6 +129,7 @@ class Sequence(msgspec.Struct, eq=False):
             n_logprobs=vocab_size if params.logprobs == -1 else params.logprobs,
             n_prompt_logprobs=vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs,
             reads_cache=not params.skip_reading_prefix_cache,
+            constraint=new.constraint,
             n_total=len(new.prompt_token_ids),
         )
 
@@ -141,6 +148,8 @@ class Sequence(msgspec.Struct, eq=False):
         if token_id in self.ending_ids and self.n_output >= self.params.min_tokens:
             is_eos = token_id in self.eos_ids and not self.params.ignore_eos
             return "stop", None if is_eos else token_id
+        if self.constraint is not None and self.constraint.is_complete:
+            return "stop", None
         if len(self.token_ids) >= self.max_total_tokens:
             return "length", None
         return None

@@ -41,7 +41,7 @@ from msgspec import Struct, field
 from tiercel.engine.config import EngineConfig
 from tiercel.engine.request import Sequence, State
 from tiercel.kv.page_pool import PagePool
-from tiercel.protocol.step import RunnerLimits, StepPlan
+from tiercel.protocol.step import Bools, RunnerLimits, StepPlan
 
 # Sequences passed in one plan because another computes their next page; bounds the look-ups of a long queue.
 N_PASSED_MAX = 32
@@ -57,6 +57,7 @@ class PlannedStep(Struct, eq=False):
     counts: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
     scores: list[bool] = field(default_factory=list)
+    masked: list[Sequence] = field(default_factory=list)  # those whose sampled token a mask restricts
     admitted: list[Sequence] = field(default_factory=list)
     page_writes: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, first index, page ids
     keys_set: list[bytes] = field(default_factory=list)
@@ -78,6 +79,8 @@ class PlannedStep(Struct, eq=False):
         sequence.last_step_id = self.step_id
         if samples:
             sequence.n_total += 1
+            if sequence.constraint is not None:
+                self.masked.append(sequence)
             if sequence.n_logprobs is not None:
                 self._want_logprobs(sequence.n_logprobs)
         if scores:
@@ -98,7 +101,12 @@ class PlannedStep(Struct, eq=False):
             seq_samples=memoryview(bytes(self.samples)).cast("?"),
             seq_scores=memoryview(bytes(self.scores)).cast("?"),
             n_logprobs=self.n_logprobs,
+            seq_masked=self._seq_masked() if self.masked else None,
         )
+
+    def _seq_masked(self) -> Bools:
+        pairs = zip(self.sequences, self.samples, strict=True)
+        return memoryview(bytes(samples and s.constraint is not None for s, samples in pairs)).cast("?")
 
 
 class Scheduler:

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from tiercel.base.errors import RequestError, UnknownOption
+from tiercel.protocol.structured import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5  # vLLM's threshold
 TEMPERATURE_MIN = 0.01  # below it logits / temperature may overflow to infinities that tie
@@ -36,14 +37,14 @@ LOGIT_BIAS_LIMIT = 100.0
 _INT64 = (-(2**63), 2**63 - 1)
 
 # Names that people know from elsewhere, with what to do instead. Others get the nearest name.
-_GUIDED = "constrained output is not there yet; leave it out"
+_GUIDED = "removed: structured_outputs=StructuredOutputsParams(json=..., regex=..., choice=..., grammar=...) has them"
 _HINTS = {
     "best_of": "removed; ask for n outputs and rank them by cumulative_logprob",
     "use_beam_search": "beam search is not there yet; leave it out",
     "length_penalty": "beam search is not there yet; leave it out",
     "early_stopping": "beam search is not there yet; leave it out",
-    "structured_outputs": _GUIDED,
-    "response_format": _GUIDED,
+    "guided_decoding": _GUIDED,
+    "response_format": "a field of chat requests; structured_outputs=StructuredOutputsParams(...) is the same here",
     "logits_processors": "functions over logits are not there yet; logit_bias, allowed_token_ids and bad_words are",
     "logprob_token_ids": "not there yet; logprobs=N gives the likeliest N",
     "thinking_token_budget": "not there yet; max_tokens bounds the whole answer",
@@ -102,6 +103,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
         allowed_token_ids    at least one id
         bad_words            up to 128 non-empty strings
         bad_words_token_ids  what the engine's tokenizer makes of bad_words; not for callers
+        structured_outputs   the form of the text (`protocol.structured`); it may end before min_tokens when it is
+        complete
 
     Raises:
         RequestError: a value is out of its range; `param` names it.
@@ -134,6 +137,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     skip_reading_prefix_cache: bool | None = None  # None: only when prompt_logprobs needs every position computed
     bad_words_token_ids: Sequence[Sequence[int]] = ()
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -197,6 +201,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
                 raise _refused(name, getattr(self, name), "true or false", "")
         if self.skip_reading_prefix_cache is not None and type(self.skip_reading_prefix_cache) is not bool:
             raise _refused("skip_reading_prefix_cache", self.skip_reading_prefix_cache, "true, false or null", "")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise _refused("structured_outputs", self.structured_outputs, "StructuredOutputsParams", "")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise _refused("output_kind", self.output_kind, "a RequestOutputKind", "")
         if self.top_k == -1:

@@ -30,6 +30,8 @@ class StepPlan(msgspec.Struct, frozen=True):
         seq_samples                       bool [S]; True: the last row is sampled, its token written to the table
         seq_scores                        bool [S]; True: every row but a sampled last one gives the log-probability
                                           of the token after it
+        seq_masked                        bool [S]; True: the sampled token is one of those that a mask allows, which
+                                          `Runner.set_masks` brings before the step can end; None: no sequence has one
     """
 
     step_id: int
@@ -39,6 +41,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     seq_samples: Bools
     seq_scores: Bools
     n_logprobs: int | None  # None: no log-probabilities; N: those of the chosen token and of the N likeliest
+    seq_masked: Bools | None = None
 
     @property
     def n_tokens(self) -> int:

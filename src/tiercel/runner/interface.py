@@ -9,10 +9,13 @@ admitted again, only when no submitted step that names it is still running: the 
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Runner(Protocol):
@@ -54,6 +57,17 @@ class Runner(Protocol):
         """Queue a step. At most two may be waiting or running.
 
         Raises: ShapeError, and nothing is queued, when the plan exceeds the limits.
+        """
+        ...
+
+    def set_masks(self, step_id: int, masks: "np.ndarray") -> None:
+        """Bring a submitted step its masks: to be called once for each step that has masked sequences, in any state.
+
+        A step computes its logits without them and waits for them before it samples; one that never gets them never
+        ends. Given as late as this, they may depend on the tokens of the step before.
+
+        Shapes: masks  uint32 [masked sequences, ceil(V / 32)], in the plan's order; bit i % 32 of word i // 32 is set
+        if token i may be chosen
         """
         ...
 

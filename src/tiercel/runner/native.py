@@ -156,9 +156,17 @@ class NativeRunner:
                 plan.seq_samples,
                 plan.seq_scores,
                 -1 if plan.n_logprobs is None else plan.n_logprobs,
+                plan.seq_masked,
             )
         except ValueError as error:
             raise ShapeError(f"runner.submit: step {plan.step_id}: {error}") from error
+
+    def set_masks(self, step_id: int, masks: "np.ndarray") -> None:
+        """See `Runner.set_masks`."""
+        try:
+            self._runner.set_masks(step_id, masks)
+        except ValueError as error:
+            raise ShapeError(f"runner.set_masks: step {step_id}: {error}") from error
 
     def collect(self) -> StepResult:
         """See `Runner.collect`."""

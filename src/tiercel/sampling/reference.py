@@ -1,7 +1,7 @@
 """What sampling means: one row of logits to one token, in numpy. The native sampler meets it bit for bit.
 
-Pure functions. Order: allowed ids, logit bias, min_tokens, bad words; penalties; temperature; min_p, top_k, top_p;
-draw. Log-probabilities and ranks are those of the logits as given, before all of this.
+Pure functions. Order: the grammar's mask, allowed ids, logit bias, min_tokens, bad words; penalties; temperature;
+min_p, top_k, top_p; draw. Log-probabilities and ranks are those of the logits as given, before all of this.
 
 What is exact, so that no implementation can differ:
 - Edits (bias, penalties) are computed in double, rounded to float32, and kept within its finite range; -inf stays -inf.
@@ -56,18 +56,22 @@ def sample(
     stop_ids: Sequence[int] = (),
     *,
     n_top: int = 0,
+    mask: npt.NDArray[np.uint32] | None = None,
 ) -> Sample:
     """Choose the token that follows `history`, whose first `n_prompt` ids are the prompt's.
 
-    Shapes: logits f32 [V]; not changed. Ids outside 0..V in any list are ignored: they cannot be chosen.
+    Shapes:
+        logits  f32 [V]; not changed. Ids outside 0..V in any list are ignored: they cannot be chosen.
+        mask    uint32 [ceil(V / 32)]; token i may be chosen if bit i % 32 of word i // 32 is set
     """
     raw = np.asarray(logits, np.float32)
     if not _are_usable(raw):
         return _no_sample(BAD_LOGITS)
     ids = np.asarray(history, np.int64)
-    edited = edit(raw, params, ids, n_prompt, stop_ids)
+    masked = raw if mask is None else np.where(unpacked(mask, len(raw)), raw, np.float32(-np.inf))
+    edited = edit(masked, params, ids, n_prompt, stop_ids)
     if not edited.max() > -np.inf:
-        edited = edit(raw, params, ids, n_prompt, ())
+        edited = edit(masked, params, ids, n_prompt, ())
     if not edited.max() > -np.inf:
         return _no_sample(NOTHING_ALLOWED)
     if params.is_greedy:
@@ -91,6 +95,12 @@ def score(logits: F32, token: int, *, n_top: int = 0) -> Sample:
     top = np.lexsort((np.arange(len(raw)), -raw))[:n_top]
     rank = 1 + int((raw > raw[token]).sum())
     return Sample(token, float(logprobs[token]), rank, top.astype(np.int32), logprobs[top])
+
+
+def unpacked(mask: npt.NDArray[np.uint32], vocab_size: int) -> npt.NDArray[np.bool_]:
+    """Return a mask's bits, one a token, bool [V]."""
+    words = np.asarray(mask, "<u4").view(np.uint8)
+    return np.unpackbits(words, bitorder="little")[:vocab_size].astype(np.bool_)
 
 
 def edit(raw: F32, params: SamplingParams, ids: I64, n_prompt: int, stop_ids: Sequence[int]) -> F32:

@@ -20,6 +20,7 @@ import numpy as np
 from tiercel.base.errors import RequestFailed, ShapeError
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
+from tiercel.sampling.reference import NOTHING_ALLOWED
 
 _NAN = 0  # the value of a token whose numbers overflowed, and of all after it
 _N_STEPS_MAX = 2
@@ -61,6 +62,7 @@ class FakeRunner:
         self._positions = np.full(shape, -1, np.int32)
         self._waiting: deque[StepPlan] = deque()
         self._done: deque[StepResult | None] = deque()
+        self._masks: dict[int, np.ndarray] = {}  # of waiting steps
         self.n_steps_run = 0
         self.is_closed = False
 
@@ -106,13 +108,32 @@ class FakeRunner:
         assert len(self._waiting) + len(self._done) < _N_STEPS_MAX, "fake: too many steps under way"
         self._check_fits(plan)
         self._waiting.append(plan)
-        while self._waiting and self._runs_early():
+        self._run_some()
+
+    def set_masks(self, step_id: int, masks: np.ndarray) -> None:
+        """Bring a waiting step its masks."""
+        plan = next((one for one in self._waiting if one.step_id == step_id), None)
+        assert plan is not None, f"fake: step {step_id} waits for no masks"
+        assert plan.seq_masked is not None, f"fake: step {step_id} has no masked sequence"
+        assert step_id not in self._masks, f"fake: step {step_id} gets masks twice"
+        shape = (int(plan.seq_masked.sum()), -(-self._limits.vocab_size // 32))
+        assert masks.shape == shape, f"fake: masks of shape {masks.shape}; {shape} is needed"
+        assert masks.dtype == np.uint32, f"fake: masks of {masks.dtype}"
+        self._masks[step_id] = masks.copy()
+        self._run_some()
+
+    def _run_some(self) -> None:
+        while self._waiting and self._has_masks(self._waiting[0]) and self._runs_early():
             self._run_next()
+
+    def _has_masks(self, plan: StepPlan) -> bool:
+        return plan.seq_masked is None or plan.step_id in self._masks
 
     def collect(self) -> StepResult:
         """Return the oldest step's rows."""
         assert self._done or self._waiting, "fake: nothing was submitted"
         if not self._done:
+            assert self._has_masks(self._waiting[0]), f"fake: step {self._waiting[0].step_id} never gets its masks"
             self._run_next()
         result = self._done.popleft()
         if result is None:
@@ -154,6 +175,14 @@ class FakeRunner:
         plan = self._waiting.popleft()
         self.n_steps_run += 1
         self._done.append(None if plan.step_id in self.fail_steps else self._run(plan))
+        self._masks.pop(plan.step_id, None)
+
+    def mask_of(self, plan: StepPlan, s: int) -> np.ndarray | None:
+        """Give what sequence `s` of a step may sample, bool [V]; None: everything."""
+        if plan.seq_masked is None or not plan.seq_masked[s]:
+            return None
+        words = self._masks[plan.step_id][int(plan.seq_masked[:s].sum())]
+        return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._limits.vocab_size].astype(np.bool_)
 
     def _run(self, plan: StepPlan) -> StepResult:
         rows: list[tuple[int, int, int, int]] = []
@@ -201,7 +230,13 @@ class FakeRunner:
             history.update(np.uint64(value).tobytes())
             is_last = position == start + n - 1
             if is_last and plan.seq_samples[s]:
-                sampled = -1 if has_nan else _sample(value, row, position + 1 - row.n_prompt, self._limits.vocab_size)
+                sampled = (
+                    -1
+                    if has_nan
+                    else _sample(
+                        value, row, position + 1 - row.n_prompt, self._limits.vocab_size, self.mask_of(plan, s)
+                    )
+                )
                 row.tokens[position + 1] = max(sampled, 0)
                 rows.append((s, position, sampled, value))
             elif plan.seq_scores[s]:
@@ -270,14 +305,24 @@ def _value(history: "blake2b", token: int) -> int:
     return int.from_bytes(digest.digest(), "little") or 1
 
 
-def _sample(value: int, row: _Row, n_output: int, vocab_size: int) -> int:
+def _sample(value: int, row: _Row, n_output: int, vocab_size: int, mask: np.ndarray | None = None) -> int:
     drawn = blake2b(value.to_bytes(8, "little"), digest_size=8)
     if not row.params.is_greedy:
         drawn.update(row.seed.to_bytes(16, "little", signed=True))
-    token = int.from_bytes(drawn.digest(), "little") % vocab_size
+    number = int.from_bytes(drawn.digest(), "little")
+    token = number % vocab_size
     while n_output < row.params.min_tokens and token in row.stop_ids:
         token = (token + 1) % vocab_size
-    return token
+    if mask is None:
+        return token
+    may = mask.copy()
+    if n_output < row.params.min_tokens:
+        may[[i for i in row.stop_ids if i < vocab_size]] = False
+    may = may if may.any() else mask.copy()
+    if row.params.allowed_token_ids is not None:
+        may &= np.isin(np.arange(vocab_size), row.params.allowed_token_ids)
+    allowed = np.flatnonzero(may)
+    return int(allowed[number % len(allowed)]) if len(allowed) else NOTHING_ALLOWED
 
 
 def _top(value: int, n: int, vocab_size: int) -> tuple[list[int], list[float]]:

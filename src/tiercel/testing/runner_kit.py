@@ -55,8 +55,9 @@ class Driver:
         samples: Sequence[int] = (),
         scores: Sequence[int] = (),
         n_logprobs: int | None = None,
+        masked: Sequence[int] = (),
     ) -> None:
-        """Submit a step of (slot, start, tokens); `samples` and `scores` name slots."""
+        """Submit a step of (slot, start, tokens); `samples`, `scores` and `masked` name slots."""
         self.runner.submit(
             StepPlan(
                 step_id=self._n_steps,
@@ -66,9 +67,18 @@ class Driver:
                 seq_samples=np.array([slot in samples for slot, _, _ in rows], np.bool_),
                 seq_scores=np.array([slot in scores for slot, _, _ in rows], np.bool_),
                 n_logprobs=n_logprobs,
+                seq_masked=np.array([slot in masked for slot, _, _ in rows], np.bool_) if masked else None,
             )
         )
         self._n_steps += 1
+
+    def set_masks(self, n_steps_ago: int, *allowed: Sequence[int]) -> None:
+        """Bring a submitted step its masks; 1 is the newest."""
+        masks = np.zeros((len(allowed), -(-self.runner.limits.vocab_size // 32)), np.uint32)
+        for row, ids in zip(masks, allowed, strict=True):
+            for i in ids:
+                row[i // 32] |= np.uint32(1 << i % 32)
+        self.runner.set_masks(self._n_steps - n_steps_ago, masks)
 
     def step(
         self,
@@ -103,6 +113,35 @@ class RunnerContract:
         tokens = driver.generate(0, len(token_ids), n)
         runner.close()
         return tokens
+
+    def test_a_masked_row_samples_what_its_mask_allows_though_it_comes_late(self) -> None:
+        """Masks of a step may come when the step before has been collected; unmasked rows are as without."""
+        plain = self._alone(PROMPT[:3], 2)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        driver.admit(1, PROMPT[:3], 16)
+        driver.submit((0, 0, len(PROMPT)), (1, 0, 3), samples=[0, 1], masked=[0])
+        driver.submit((0, len(PROMPT), 1), (1, 3, 1), samples=[0, 1], masked=[0])
+        driver.set_masks(2, [7])
+        first = runner.collect().row_token.tolist()
+        driver.set_masks(1, [11, 12])
+        second = runner.collect().row_token.tolist()
+        assert first[0] == 7
+        assert second[0] in (11, 12)
+        assert [first[1], second[1]] == plain
+        driver.submit((0, len(PROMPT) + 1, 1), samples=[0], masked=[0])
+        driver.set_masks(1, [])
+        assert runner.collect().row_token.tolist() == [-2]
+        runner.close()
+
+    def test_a_runner_that_waits_for_masks_can_be_closed(self) -> None:
+        """Or an engine that died between two steps would hang."""
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        driver.submit((0, 0, len(PROMPT)), samples=[0], masked=[0])
+        runner.close()
 
     def test_tokens_do_not_depend_on_chunks(self) -> None:
         """One step, or several."""

@@ -187,6 +187,11 @@ class Tokenizer:
         """Give one token as text, with U+FFFD where it holds only part of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the special tokens, by their texts."""
+        return {self.token_text(i): i for i in sorted(self.special_ids)}
+
     def id_of(self, token: str) -> int | None:
         """Find a token by its text in the vocabulary, such as `<|im_end|>`."""
         return self._backend.token_to_id(token)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Envelope, Tally, envelope, request_id_of
 from tiercel.api.http.params import chat_params, check_stream
-from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan
+from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan, thinking_marks
 from tiercel.api.http.prompts import cut, encode, render_chat
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
@@ -24,8 +24,11 @@ from tiercel.api.http.running import Running, until_gone
 from tiercel.api.http.schema import ChatRequest
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, frame
-from tiercel.api.http.tools import tool_use
+from tiercel.api.http.structured import may_have_form
+from tiercel.api.http.tools import ToolUse, form_of_tools, tool_use
 from tiercel.base.errors import RequestError
+from tiercel.protocol.params import SamplingParams
+from tiercel.text.parsers.registry import ParserChoice
 
 if TYPE_CHECKING:
     from tiercel.protocol.outputs import CompletionOutput, RequestOutput
@@ -52,7 +55,9 @@ async def chat_completions(request: Request, service: Service) -> Response:
     check_stream(ask)
     request_id = request_id_of(request, ask)
     around = envelope(service, request_id, ask, "chat.completion")
-    start = service.start(lambda: prepare_chat(service, ask, request), around.id, is_stream=bool(ask.stream))
+    start = service.start(
+        lambda: prepare_chat(service, ask, request), around.id, is_stream=bool(ask.stream), has_form=may_have_form(ask)
+    )
     prepared, running = await until_gone(request.receive, start)
     answer = _ChatAnswer(service, ask, prepared, around)
     if ask.stream:
@@ -73,14 +78,18 @@ def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[
     max_model_len = service.engine.max_model_len
     params = chat_params(ask, service.defaults, service.settings, max_model_len)
     use = tool_use(ask, service.settings)
-    if use.has_calls and not service.parsers.has_calls and service.engine.tokenizer is not None:
+    is_unknown = use.has_calls and not service.parsers.has_calls and not use.is_required
+    if is_unknown and service.engine.tokenizer is not None:
         raise RequestError(
             "tools: it is not known how this model writes calls; --tool-call-parser of the server says it; send "
             "tool_choice none to only show the tools",
             param="tools",
         )
     text = render_chat(service, ask, ask.messages)
-    parsing = parse_plan(service, ask, use, text)
+    parsers = service.parsers
+    if use.has_form and service.engine.tokenizer is not None:
+        params, parsers = _with_calls(service, use, params)
+    parsing = parse_plan(service, ask, use, text, parsers, has_form=params.structured_outputs is not None)
     if parsing is not None and parsing.needs_special_tokens:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     is_cut_later = ask.truncate_prompt_tokens is not None
@@ -92,8 +101,21 @@ def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[
         params=params,
         priority=priority_of(request, ask.priority),
         cache_salt=ask.cache_salt,
+        thinking=thinking_marks(service, ask, text, before_calls=use.has_form),
     )
     return PreparedChat(text, token_ids, _echo(ask), parsing), [one]
+
+
+def _with_calls(service: Service, use: ToolUse, params: SamplingParams) -> tuple[SamplingParams, ParserChoice]:
+    """Oblige the answer to be well-formed calls."""
+    form, parsers = form_of_tools(service, use)
+    if params.structured_outputs is not None and not use.is_required:
+        raise RequestError(
+            "tools: strict ones and another form of the answer; only one of them can be kept to; send tool_choice "
+            "required or none, or leave strict out",
+            param="tools",
+        )
+    return msgspec.structs.replace(params, structured_outputs=form), parsers
 
 
 def _echo(ask: ChatRequest) -> str:

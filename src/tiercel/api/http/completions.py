@@ -21,6 +21,7 @@ from tiercel.api.http.running import Running, until_gone
 from tiercel.api.http.schema import CompletionRequest
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, frame
+from tiercel.api.http.structured import may_have_form
 from tiercel.base.errors import RequestError
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ async def completions(request: Request, service: Service) -> Response:
     check_stream(ask)
     request_id = request_id_of(request, ask)
     around = envelope(service, request_id, ask, "text_completion")
-    start = service.start(lambda: _prepare(service, ask, request), around.id, is_stream=bool(ask.stream))
+    start = service.start(
+        lambda: _prepare(service, ask, request), around.id, is_stream=bool(ask.stream), has_form=may_have_form(ask)
+    )
     submissions, running = await until_gone(request.receive, start)
     answer = _CompletionAnswer(service, ask, submissions, around)
     if ask.stream:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tiercel.api.http.schema import ChatRequest, CompletionRequest, Generation
 from tiercel.api.http.settings import ServerSettings
+from tiercel.api.http.structured import form_of
 from tiercel.base.errors import PromptTooLong, RequestError
 from tiercel.protocol.params import GREEDY_BELOW, TEMPERATURE_MIN, SamplingParams
 
@@ -151,6 +152,7 @@ def _params(
     return SamplingParams(
         **given,
         n=n,
+        structured_outputs=form_of(ask),
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=ask.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,

@@ -23,6 +23,8 @@ from tiercel.text.parsers.interface import (
     ToolSchemas,
     merged,
 )
+from tiercel.text.parsers.registry import ParserChoice
+from tiercel.text.thinking import ThinkingMarks
 
 if TYPE_CHECKING:
     from tiercel.api.http.schema import ChatRequest
@@ -53,28 +55,54 @@ class ParsePlan:
     needs_special_tokens: bool
     shows_special: bool
     marks: tuple[frozenset[int], frozenset[int]] | None
+    parsers: ParserChoice
+    has_form: bool
 
 
-def parse_plan(service: "Service", ask: "ChatRequest", use: "ToolUse", prompt: str) -> ParsePlan | None:
-    """Plan the parsing of a chat's answer; None when its text is its content, as it is."""
-    choice = service.parsers
+def parse_plan(
+    service: "Service", ask: "ChatRequest", use: "ToolUse", prompt: str, choice: ParserChoice, *, has_form: bool
+) -> ParsePlan | None:
+    """Plan the parsing of a chat's answer with these parsers; None when its text is its content, as it is.
+
+    `has_form`: the answer keeps to a form, which begins behind the reasoning.
+    """
     if service.engine.tokenizer is None or not (use.has_calls or choice.has_reasoning):
         return None
     needs_special = choice.needs_special_tokens
     tokenizer = service.engine.tokenizer
-    marks = choice.reasoning_marks(has_calls=use.has_calls)
+    marks = choice.reasoning_marks(has_calls=use.has_calls and not has_form)
     ids = tuple(frozenset(i for i in map(tokenizer.id_of, texts) if i is not None) for texts in marks)
     return ParsePlan(
         schemas=ToolSchemas.of_tools(use.tools),
         use=use,
-        is_thinking=choice.thinks_first(prompt, is_enabled=_is_thinking_wanted(ask), continued=_continued(ask)),
+        is_thinking=_is_thinking(service, ask, prompt),
         has_reasoning=choice.has_reasoning,
         includes_reasoning=ask.include_reasoning is not False,
         needs_special_tokens=needs_special,
         # Where the engine leaves them out, what spells one is ordinary text.
         shows_special=ask.skip_special_tokens is False or not needs_special,
         marks=(ids[0], ids[1]) if all(ids) else None,
+        parsers=choice,
+        has_form=has_form,
     )
+
+
+def thinking_marks(
+    service: "Service", ask: "ChatRequest", prompt: str, *, before_calls: bool = False
+) -> ThinkingMarks | None:
+    """Give what tells a chat's reasoning apart, for the engine; None: the model has none that is known."""
+    if service.engine.tokenizer is None or not service.parsers.has_reasoning:
+        return None
+    return service.parsers.thinking_marks(
+        prompt,
+        is_open=_is_thinking(service, ask, prompt),
+        is_continued=_continued(ask) is not None,
+        before_calls=before_calls,
+    )
+
+
+def _is_thinking(service: "Service", ask: "ChatRequest", prompt: str) -> bool:
+    return service.parsers.thinks_first(prompt, is_enabled=_is_thinking_wanted(ask), continued=_continued(ask))
 
 
 def _is_thinking_wanted(ask: "ChatRequest") -> bool | None:
@@ -95,7 +123,7 @@ class ParsedOutput:
     """One choice's text on its way. States: open, then ended by the push that is last."""
 
     def __init__(self, service: "Service", plan: ParsePlan, request_id: str) -> None:
-        self._choice = service.parsers
+        self._choice = plan.parsers
         self._tokenizer = service.tokenizer
         self._plan = plan
         self._request_id = request_id
@@ -104,6 +132,7 @@ class ParsedOutput:
             has_calls=plan.use.has_calls,
             is_thinking=plan.is_thinking,
             shows_special=plan.shows_special,
+            calls_end_reasoning=not plan.has_form,
         )
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -125,7 +154,8 @@ class ParsedOutput:
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Give the reason a client is told: an answer that ended by itself with calls ended for them."""
-        return "tool_calls" if reason == "stop" and self._calls else reason
+        is_for_calls = reason == "stop" and self._calls and not self._plan.use.is_named  # OpenAI's rule for named ones
+        return "tool_calls" if is_for_calls else reason
 
     @property
     def n_reasoning(self) -> int:

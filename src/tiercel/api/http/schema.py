@@ -16,7 +16,7 @@ FREE: Final = frozenset(
 )
 
 _FUNCTIONS = "removed: tools and tool_choice are in its place"
-_GRAMMAR = "constrained output is not there yet; leave it out"
+_GUIDED = "removed: structured_outputs has json, regex, choice, grammar and whitespace_pattern in its place"
 _BEAMS = "beam search is not there yet; leave it out"
 _MEDIA = "this model reads text only; leave it out"
 _TRANSFER = "moving pages between servers is not there yet; leave it out"
@@ -28,14 +28,13 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "service_tier": (("auto", "default"), "there is one tier; leave it out"),
     "functions": ((), _FUNCTIONS),
     "function_call": (("none",), _FUNCTIONS),
-    "response_format": (({"type": "text"},), _GRAMMAR),
-    "structured_outputs": ((), _GRAMMAR),
-    "guided_json": ((), _GRAMMAR),
-    "guided_regex": ((), _GRAMMAR),
-    "guided_choice": ((), _GRAMMAR),
-    "guided_grammar": ((), _GRAMMAR),
-    "guided_decoding_backend": ((), _GRAMMAR),
-    "guided_whitespace_pattern": ((), _GRAMMAR),
+    "guided_json": ((), _GUIDED),
+    "guided_regex": ((), _GUIDED),
+    "guided_choice": ((), _GUIDED),
+    "guided_grammar": ((), _GUIDED),
+    "guided_json_object": ((False,), _GUIDED),
+    "guided_decoding_backend": ((), _GUIDED),
+    "guided_whitespace_pattern": ((), _GUIDED),
     "modalities": ((["text"],), "answers are text; leave it out"),
     "audio": ((), "answers are text; leave it out"),
     "prediction": ((), _NOT_YET),
@@ -101,6 +100,8 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None

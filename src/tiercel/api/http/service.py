@@ -29,6 +29,7 @@ from tiercel.engine.client import RequestHandle
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 from tiercel.text.chat_template import ChatTemplate, default_template
 from tiercel.text.parsers.registry import ParserChoice, choose
+from tiercel.text.thinking import ThinkingMarks
 from tiercel.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Submission:
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    thinking: ThinkingMarks | None = None
 
 
 class Service:
@@ -74,6 +76,8 @@ class Service:
             "engine": Probe(engine.client.core.call_soon, settings.thread_stall_s),
             "api": Probe(self._pool.submit, settings.thread_stall_s),
         }
+        # Forms may take seconds to compile: other requests do not wait for them.
+        self._form_pool = ThreadPoolExecutor(settings.n_threads, "tiercel-forms")
         self.parsers = _choose_parsers(engine.tokenizer, settings)
         self._template = _compile_template(engine.tokenizer, has_tools=False)
         source = _template_source(engine.tokenizer, has_tools=True)
@@ -134,14 +138,22 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def start(
-        self, prepare: Callable[[], tuple[T, Sequence[Submission]]], request_id: str, *, is_stream: bool
+        self,
+        prepare: Callable[[], tuple[T, Sequence[Submission]]],
+        request_id: str,
+        *,
+        is_stream: bool,
+        has_form: bool = False,
     ) -> tuple[T, Running]:
         """Prepare a request's prompts on a thread and send them to the engine: all, or none.
+
+        `has_form`: a form of its text may have to be compiled.
 
         Raises: RequestError: one is refused. The caller closes what it is given.
         """
         kind = RequestOutputKind.DELTA if is_stream else RequestOutputKind.FINAL_ONLY
-        work = asyncio.ensure_future(self.in_thread(self._submit, prepare, request_id, kind))
+        pool = self._form_pool if has_form else self._pool
+        work = asyncio.get_running_loop().run_in_executor(pool, self._submit, prepare, request_id, kind)
         try:
             prepared, handles = await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -171,7 +183,8 @@ class Service:
         """End the threads. Idempotent."""
         if self.tracer is not None:
             self.tracer.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._form_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def check(self) -> None:
         """Raise AssertionError when something is under way that no request stands for."""
@@ -197,6 +210,7 @@ class Service:
                         request_id=f"{stem}-{i}",
                         priority=one.priority,
                         cache_salt=one.cache_salt,
+                        thinking=one.thinking,
                     )
                 )
         except BaseException:

@@ -1,7 +1,7 @@
-"""A request's tools: checked before anything is spent on them, and what their `tool_choice` asks for.
+"""A request's tools: checked before anything is spent on them, and what its `tool_choice` asks for.
 
-Knows no parser and no template. `Constraint` is what only constrained output can promise: until that is there, a
-request that needs it is refused with 501, here and nowhere else.
+Knows no template. A choice that obliges the model (required, a named tool, `strict` ones) becomes a form of the answer:
+calls as the model's family writes them, with arguments of the tools' schemas; `text.parsers.call_grammars` says how.
 """
 
 import re
@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from starlette.exceptions import HTTPException
 
 from tiercel.base.errors import RequestError
+from tiercel.protocol.structured import StructuredOutputsParams
+from tiercel.text.parsers.call_grammars import CallTool, NotExpressible
+from tiercel.text.parsers.registry import ParserChoice
 
 if TYPE_CHECKING:
     from tiercel.api.http.schema import ChatRequest
+    from tiercel.api.http.service import Service
     from tiercel.api.http.settings import ServerSettings
 
 Tool = Mapping[str, Any]
@@ -30,11 +33,22 @@ class ToolUse:
     tools        shown to the model
     has_calls    the answer is looked through for calls
     is_single    only the first call is given
+    callable     those that may be called
+    is_required  the answer is calls, at least one
+    is_named     ... of the one tool that the request names
     """
 
     tools: Sequence[Tool] = ()
     has_calls: bool = False
     is_single: bool = False
+    callable: Sequence[Tool] = ()
+    is_required: bool = False
+    is_named: bool = False
+
+    @property
+    def has_form(self) -> bool:
+        """Whether calls must be well-formed."""
+        return self.is_required or any(tool["function"].get("strict") for tool in self.callable)
 
 
 def tool_use(ask: "ChatRequest", settings: "ServerSettings") -> ToolUse:
@@ -42,7 +56,6 @@ def tool_use(ask: "ChatRequest", settings: "ServerSettings") -> ToolUse:
 
     Raises:
         RequestError: one is malformed, too large, or there is nothing to choose from; `param` names the field.
-        HTTPException: 501, where only constrained output could keep the promise.
     """
     tools = ask.tools
     if tools is not None:
@@ -50,13 +63,41 @@ def tool_use(ask: "ChatRequest", settings: "ServerSettings") -> ToolUse:
     choice = _choice(ask.tool_choice, tools or ())
     if choice is None:
         choice = "auto" if tools else "none"
-    if choice not in ("auto", "none"):
-        raise _needs_constraint("tool_choice", "required and named tools")
-    if choice == "auto":
-        for i, tool in enumerate(tools or ()):
-            if tool["function"].get("strict"):
-                raise _needs_constraint(f"tools[{i}].function.strict", "strict tools")
-    return ToolUse(tools or (), has_calls=choice == "auto" and bool(tools), is_single=ask.parallel_tool_calls is False)
+    if choice == "none" or not tools:
+        return ToolUse(tools or ())
+    is_named = choice not in _CHOICES
+    return ToolUse(
+        tools,
+        has_calls=True,
+        is_single=is_named or ask.parallel_tool_calls is False,
+        callable=[tool for tool in tools if not is_named or tool["function"]["name"] == choice],
+        is_required=choice != "auto",
+        is_named=is_named,
+    )
+
+
+def form_of_tools(service: "Service", use: ToolUse) -> tuple[StructuredOutputsParams, ParserChoice]:
+    """Give the form of an answer in which calls are well-formed, and the parsers that read it.
+
+    Raises: RequestError: a tool's schema is refused, or cannot be written in this model's form of calls.
+    """
+    grammars = service.engine.client.grammars
+    called = []
+    for tool in use.callable:
+        function = tool["function"]
+        where = f"tools[{use.tools.index(tool)}].function.parameters"
+        schema = {"type": "object", **(function.get("parameters") or {"additionalProperties": False, "properties": {}})}
+        is_strict = bool(function.get("strict"))
+        called.append(CallTool(function["name"], grammars.checked_schema(where, schema, is_closed=is_strict)))
+    try:
+        lark, parsers = service.parsers.form_of_calls(
+            service.tokenizer.special_tokens, called, is_required=use.is_required, is_single=use.is_single
+        )
+    except NotExpressible as error:
+        raise _refused(
+            "tools", f"{error} cannot be kept to in this model's form of calls; simplify it, or leave strict out"
+        ) from None
+    return StructuredOutputsParams(grammar=lark, name="tools"), parsers
 
 
 def check_tools(tools: Sequence[Any], settings: "ServerSettings") -> None:
@@ -118,10 +159,6 @@ def _choice(choice: Any, tools: Sequence[Tool]) -> str | None:
     if not any(tool["function"]["name"] == name for tool in tools):
         raise _refused("tool_choice", f"got {name[:64]!r}, which is none of tools; name one of them")
     return name
-
-
-def _needs_constraint(param: str, what: str) -> HTTPException:
-    return HTTPException(501, f"{param}: {what} need constrained output, which is not there yet; auto and none are")
 
 
 def _refused(param: str, why: str) -> RequestError:

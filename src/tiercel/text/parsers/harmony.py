@@ -21,6 +21,12 @@ TEXTS: Final = (
     "<|call|>",
     "<|return|>",
 )
+# What stands before the answer, behind all reasoning.
+ANSWERS: Final = (
+    "<|channel|>final<|message|>",
+    "<|channel|>final <|constrain|>json<|message|>",
+    "<|channel|>final<|constrain|>json<|message|>",
+)
 _MARKS: Final = Markers(TEXTS)
 _HEADER_FIRST: Final = Markers(["to=", *TEXTS])
 _BODY_ENDS: Final = Markers(["<|start|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>"])

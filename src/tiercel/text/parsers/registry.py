@@ -5,12 +5,25 @@ model, a parser for each output.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from tiercel.base.errors import ConfigError
-from tiercel.text.parsers import deepseek, glm, granite, hermes, llama_json, mistral, pythonic, qwen3_coder, think, tree
+from tiercel.text.parsers import (
+    call_grammars,
+    deepseek,
+    glm,
+    granite,
+    harmony,
+    hermes,
+    llama_json,
+    mistral,
+    pythonic,
+    qwen3_coder,
+    think,
+    tree,
+)
 from tiercel.text.parsers.chain import Chain
 from tiercel.text.parsers.harmony import TEXTS as HARMONY_TEXTS
 from tiercel.text.parsers.harmony import Harmony
@@ -18,7 +31,9 @@ from tiercel.text.parsers.interface import OutputParser, ToolSchemas
 from tiercel.text.parsers.kimi import K2, KimiK2
 from tiercel.text.parsers.markers import Markers
 from tiercel.text.parsers.tagged import TaggedCalls, TagTexts
+from tiercel.text.thinking import ThinkingMarks
 
+PLAIN_CALLS: Final = "llama3_json"  # reads `call_grammars.PLAIN`
 AUTO: Final = "auto"
 NONE: Final = "none"
 
@@ -31,12 +46,14 @@ class CallFormat:
     texts            the marks it reads
     has_short_ids    a call's id has nine letters and digits, as Mistral's template demands
     ends_reasoning   a call may begin inside of reasoning, which is then over
+    grammar          how well-formed calls are written; None: as `call_grammars.PLAIN`
     """
 
     make: Callable[[ToolSchemas], OutputParser] | None
     texts: tuple[str, ...]
     has_short_ids: bool = False
     ends_reasoning: tuple[str, ...] = ()
+    grammar: call_grammars.CallTexts | None = None
 
 
 def _tagged(texts: TagTexts) -> Callable[[ToolSchemas], OutputParser]:
@@ -47,31 +64,48 @@ def _tag_texts(texts: TagTexts) -> tuple[str, ...]:
     return (*texts.wrappers, *texts.wrapper_ends, texts.key, texts.key_end, texts.value, texts.value_end)
 
 
-def _pythonic(texts: pythonic.PythonicTexts) -> CallFormat:
-    return CallFormat(lambda schemas: pythonic.Pythonic(texts), (*texts.begins, *texts.ends))
+def _pythonic(texts: pythonic.PythonicTexts, grammar: call_grammars.CallTexts) -> CallFormat:
+    return CallFormat(lambda schemas: pythonic.Pythonic(texts), (*texts.begins, *texts.ends), grammar=grammar)
 
 
 _HERMES: Final = CallFormat(
-    hermes.hermes, (*hermes.OPENERS.texts, *hermes.CLOSERS.texts), ends_reasoning=hermes.OPENERS.texts
+    hermes.hermes,
+    (*hermes.OPENERS.texts, *hermes.CLOSERS.texts),
+    ends_reasoning=hermes.OPENERS.texts,
+    grammar=call_grammars.HERMES,
 )
 _CODER: Final = CallFormat(
-    qwen3_coder.qwen3_coder, _tag_texts(qwen3_coder.TEXTS), ends_reasoning=qwen3_coder.TEXTS.wrappers
+    qwen3_coder.qwen3_coder,
+    _tag_texts(qwen3_coder.TEXTS),
+    ends_reasoning=qwen3_coder.TEXTS.wrappers,
+    grammar=call_grammars.CODER,
 )
 _SEED: Final = CallFormat(
-    _tagged(qwen3_coder.SEED), _tag_texts(qwen3_coder.SEED), ends_reasoning=qwen3_coder.SEED.wrappers
+    _tagged(qwen3_coder.SEED),
+    _tag_texts(qwen3_coder.SEED),
+    ends_reasoning=qwen3_coder.SEED.wrappers,
+    grammar=call_grammars.SEED,
 )
 _MINIMAX: Final = CallFormat(
-    _tagged(qwen3_coder.MINIMAX), _tag_texts(qwen3_coder.MINIMAX), ends_reasoning=qwen3_coder.MINIMAX.wrappers
+    _tagged(qwen3_coder.MINIMAX),
+    _tag_texts(qwen3_coder.MINIMAX),
+    ends_reasoning=qwen3_coder.MINIMAX.wrappers,
+    grammar=call_grammars.MINIMAX,
 )
-_GLM: Final = CallFormat(glm.glm, _tag_texts(glm.TEXTS), ends_reasoning=glm.TEXTS.wrappers)
+_GLM: Final = CallFormat(glm.glm, _tag_texts(glm.TEXTS), ends_reasoning=glm.TEXTS.wrappers, grammar=call_grammars.GLM)
 _DSML: Final = CallFormat(
-    deepseek.DeepSeekV4, ("｜DSML｜", *_tag_texts(deepseek.DSML)), ends_reasoning=deepseek.DSML.wrappers
+    deepseek.DeepSeekV4,
+    ("｜DSML｜", *_tag_texts(deepseek.DSML)),
+    ends_reasoning=deepseek.DSML.wrappers,
+    grammar=call_grammars.DSML,
 )
 _LLAMA: Final = CallFormat(llama_json.llama_json, llama_json.OPENERS.texts)
-_GRANITE: Final = CallFormat(granite.granite, (*granite.OPENERS.texts, *granite.CLOSERS.texts))
-_PYTHONIC: Final = _pythonic(pythonic.PLAIN)
-_TREE: Final = CallFormat(None, tree.TEXTS)
-_HARMONY: Final = CallFormat(None, HARMONY_TEXTS)
+_GRANITE: Final = CallFormat(
+    granite.granite, (*granite.OPENERS.texts, *granite.CLOSERS.texts), grammar=call_grammars.GRANITE
+)
+_PYTHONIC: Final = _pythonic(pythonic.PLAIN, call_grammars.PYTHONIC)
+_TREE: Final = CallFormat(None, tree.TEXTS, grammar=call_grammars.TREE)
+_HARMONY: Final = CallFormat(None, HARMONY_TEXTS, grammar=call_grammars.HARMONY)
 
 CALL_FORMATS: Final[Mapping[str, CallFormat]] = {
     "hermes": _HERMES,
@@ -80,18 +114,26 @@ CALL_FORMATS: Final[Mapping[str, CallFormat]] = {
     "llama4_json": _LLAMA,
     "pythonic": _PYTHONIC,
     "llama4_pythonic": _PYTHONIC,
-    "lfm2": _pythonic(pythonic.LFM2),
-    "olmo3": _pythonic(pythonic.OLMO3),
-    "mistral": CallFormat(mistral.Mistral, mistral.TEXTS, has_short_ids=True, ends_reasoning=mistral.OPENERS.texts),
+    "lfm2": _pythonic(pythonic.LFM2, call_grammars.LFM2),
+    "olmo3": _pythonic(pythonic.OLMO3, call_grammars.OLMO3),
+    "mistral": CallFormat(
+        mistral.Mistral,
+        mistral.TEXTS,
+        has_short_ids=True,
+        ends_reasoning=mistral.OPENERS.texts,
+        grammar=call_grammars.MISTRAL,
+    ),
     "qwen3_coder": _CODER,
     "qwen3_xml": _CODER,
     "seed_oss": _SEED,
     "minimax_m2": _MINIMAX,
-    "deepseek_v3": CallFormat(lambda schemas: deepseek.deepseek_v3(), deepseek.V3.all),
-    "deepseek_v31": CallFormat(lambda schemas: deepseek.deepseek_v31(), deepseek.V31.all),
+    "deepseek_v3": CallFormat(lambda schemas: deepseek.deepseek_v3(), deepseek.V3.all, grammar=call_grammars.V3),
+    "deepseek_v31": CallFormat(lambda schemas: deepseek.deepseek_v31(), deepseek.V31.all, grammar=call_grammars.V31),
     "deepseek_v32": _DSML,
     "deepseek_v4": _DSML,
-    "kimi_k2": CallFormat(lambda schemas: KimiK2(), K2.all, ends_reasoning=(K2.section_begin,)),
+    "kimi_k2": CallFormat(
+        lambda schemas: KimiK2(), K2.all, ends_reasoning=(K2.section_begin,), grammar=call_grammars.K2
+    ),
     "kimi_k3": _TREE,
     "glm45": _GLM,
     "glm47": _GLM,
@@ -183,6 +225,57 @@ class ParserChoice:
         calls = CALL_FORMATS[self.calls].ends_reasoning if self.calls is not None and has_calls else ()
         return texts.begins, (*texts.ends, *calls)
 
+    def thinking_marks(
+        self, prompt: str, *, is_open: bool, is_continued: bool = False, before_calls: bool = False
+    ) -> ThinkingMarks:
+        """Give what tells a text's reasoning apart, for whoever follows its tokens (`text.thinking`).
+
+        `is_open`: as `thinks_first` says of this prompt. `is_continued`: the text goes on with a message. A format of
+        channels has its answer in one of them; all before it is taken for reasoning. `before_calls`: calls
+        follow, not an answer.
+        """
+        channels = self._channels
+        if channels is not None and before_calls:
+            # Harmony's grammar of calls has its reasoning in it.
+            is_open = is_open and channels is _TREE
+            return ThinkingMarks((), ("<|close|>think<|sep|>",), is_open=True) if is_open else ThinkingMarks()
+        if channels is not None:
+            ends = harmony.ANSWERS if channels is _HARMONY else tree.ANSWERS
+            is_answering = is_continued or prompt[-64:].rstrip().endswith(ends)
+            return ThinkingMarks() if is_answering else ThinkingMarks((), ends, is_open=True)
+        texts = self._thinking
+        return ThinkingMarks() if texts is None else ThinkingMarks(texts.begins, texts.ends, is_open=is_open)
+
+    def form_of_calls(
+        self,
+        special: Mapping[str, int],
+        tools: Sequence[call_grammars.CallTool],
+        *,
+        is_required: bool,
+        is_single: bool,
+    ) -> tuple[str, "ParserChoice"]:
+        """Give the grammar of well-formed calls (`call_grammars.form_of_calls`), and the parsers that read them.
+
+        The model's own form where that can say what the tools' schemas do; else, where calls are required, `PLAIN`.
+
+        Raises: NotExpressible: neither can be.
+        """
+        texts = CALL_FORMATS[self.calls].grammar if self.calls is not None else None
+        if texts is call_grammars.MISTRAL and "[ARGS]" not in special:
+            texts = call_grammars.MISTRAL_LIST
+        if texts is not None:
+            try:
+                form = call_grammars.form_of_calls(texts, special, tools, is_required=is_required, is_single=is_single)
+            except call_grammars.NotExpressible:
+                if not is_required or self._channels is not None:
+                    raise
+            else:
+                return form, self
+        plain = call_grammars.form_of_calls(
+            call_grammars.PLAIN, special, tools, is_required=is_required, is_single=is_single
+        )
+        return plain, replace(self, calls=PLAIN_CALLS)
+
     def thinks_first(self, prompt: str, *, is_enabled: bool | None, continued: str | None = None) -> bool:
         """Whether a text behind `prompt` begins inside of reasoning.
 
@@ -200,12 +293,19 @@ class ParserChoice:
         return (texts.is_default and is_enabled is not False) if said is None else said
 
     def make(
-        self, schemas: ToolSchemas, *, has_calls: bool, is_thinking: bool, shows_special: bool = False
+        self,
+        schemas: ToolSchemas,
+        *,
+        has_calls: bool,
+        is_thinking: bool,
+        shows_special: bool = False,
+        calls_end_reasoning: bool = True,
     ) -> OutputParser:
         """Make a parser of one output.
 
         `has_calls`: the request has tools; without them a call's text is content. `is_thinking`: the text begins inside
-        of reasoning. `shows_special`: the request wants special tokens in its text.
+        of reasoning. `shows_special`: the request wants special tokens in its text. Without `calls_end_reasoning`,
+        only its mark does.
         """
         calls = CALL_FORMATS[self.calls] if self.calls is not None and has_calls else None
         parsers: list[OutputParser] = []
@@ -215,7 +315,7 @@ class ParserChoice:
             parsers.append(Harmony(schemas, has_calls=has_calls))
         else:
             if self._thinking is not None:
-                ends = Markers(calls.ends_reasoning) if calls is not None else None
+                ends = Markers(calls.ends_reasoning) if calls is not None and calls_end_reasoning else None
                 parsers.append(think.Think(self._thinking, is_open=is_thinking, calls=ends))
             if calls is not None and calls.make is not None:
                 parsers.append(calls.make(schemas))

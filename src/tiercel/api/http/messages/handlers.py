@@ -53,7 +53,12 @@ async def messages(request: Request, service: Service) -> Response:
     ask = await read(request, service, MessagesRequest)
     service.check_model(ask.model)
     request_id: str = request.scope["state"]["request_id"]
-    start = service.start(lambda: _prepare(service, ask, request), f"msg_{request_id}", is_stream=bool(ask.stream))
+    start = service.start(
+        lambda: _prepare(service, ask, request),
+        f"msg_{request_id}",
+        is_stream=bool(ask.stream),
+        has_form=bool(ask.tools) or ask.output_config is not None,
+    )
     prepared, running = await until_gone(request.receive, start)
     answer = _MessageAnswer(service, ask, prepared, f"msg_{request_id}")
     if ask.stream:
