@@ -116,7 +116,7 @@ class FakeRunner:
         assert plan is not None, f"fake: step {step_id} waits for no masks"
         assert plan.seq_masked is not None, f"fake: step {step_id} has no masked sequence"
         assert step_id not in self._masks, f"fake: step {step_id} gets masks twice"
-        shape = (int(plan.seq_masked.sum()), -(-self._limits.vocab_size // 32))
+        shape = (sum(plan.seq_masked.tolist()), -(-self._limits.vocab_size // 32))
         assert masks.shape == shape, f"fake: masks of shape {masks.shape}; {shape} is needed"
         assert masks.dtype == np.uint32, f"fake: masks of {masks.dtype}"
         self._masks[step_id] = masks.copy()
@@ -181,7 +181,7 @@ class FakeRunner:
         """Give what sequence `s` of a step may sample, bool [V]; None: everything."""
         if plan.seq_masked is None or not plan.seq_masked[s]:
             return None
-        words = self._masks[plan.step_id][int(plan.seq_masked[:s].sum())]
+        words = self._masks[plan.step_id][sum(plan.seq_masked.tolist()[:s])]
         return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._limits.vocab_size].astype(np.bool_)
 
     def _run(self, plan: StepPlan) -> StepResult:
