@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tiercel.runner import capacity as sizing
     from tiercel.runner.native import NativeRunner
     from tiercel.runner.ready import Begun, ReadyWeights
+    from tiercel.sampling.grammar_limits import GrammarLimits
     from tiercel.text.conversation import Conversations
     from tiercel.text.tokenizer import Tokenizer
 
@@ -305,7 +306,12 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
             tokenizer, conversations = text()
             core = EngineCore(runner, engine_config(plan))
             client = EngineClient(
-                core, tokenizer, weights_digest=plan.identity, kv_dtype=plan.kv_dtype, eos_ids=eos_ids(plan, tokenizer)
+                core,
+                tokenizer,
+                weights_digest=plan.identity,
+                kv_dtype=plan.kv_dtype,
+                eos_ids=eos_ids(plan, tokenizer),
+                grammar_limits=_grammar_limits(options),
             )
             start.keep(plan, runner)
         except BaseException:
@@ -409,6 +415,14 @@ def log_plan(plan: Plan) -> None:
     import logging
 
     logging.getLogger(__name__).info("%s", plan.capacity.describe())
+
+
+def _grammar_limits(options: EngineOptions) -> "GrammarLimits | None":
+    if options.structured_outputs_config is None:
+        return None
+    from tiercel.sampling.grammar_limits import GrammarLimits
+
+    return GrammarLimits.from_json(options.structured_outputs_config)
 
 
 def engine_config(plan: Plan) -> "EngineConfig":

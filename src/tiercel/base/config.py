@@ -54,6 +54,7 @@ class EngineOptions:
     scheduling_policy       "fcfs" | "priority"
     async_scheduling        on: the next step is planned while one runs
     max_logprobs            20: OpenAI's limit; -1: the whole vocabulary
+    structured_outputs_config   JSON of limits of structured output (`sampling.grammar_limits`); None: their defaults
     max_waiting             bound of the waiting queue; None: the engine's own
     revision                of a hub model
     """
@@ -76,6 +77,7 @@ class EngineOptions:
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
     max_logprobs: int = 20
+    structured_outputs_config: str | None = None
     max_waiting: int | None = None
     revision: str | None = None
 

@@ -76,6 +76,7 @@ ENGINE_OPTIONS = (
     Option(
         "max_logprobs", parse_int_human, "N", "the most alternatives a request may ask for; -1: the whole vocabulary"
     ),
+    Option("structured_outputs_config", str, "JSON", 'limits of structured output, as in {"compile_cpu_s": 5}'),
     Option("max_waiting", parse_int_human, "N", "the most requests that may wait; more are refused"),
 )
 
@@ -97,7 +98,7 @@ REMOVED_FLAGS = {name.replace("_", "-"): hint for name, hint in REMOVED.items()}
     "best-of": "removed: ask for n answers and choose among them",
     "cpu-offload-gb": "weights are in host memory already; leave it out",
     "device": "removed: the backend follows from the machine; leave it out",
-    "guided-decoding-backend": "removed: constrained answers are not there yet",
+    "guided-decoding-backend": "removed: llguidance keeps answers to their form; leave it out",
     "tokenizer-mode": "the tokenizer follows from the model's files; leave it out",
     "use-v2-block-manager": "removed: there is one page pool; leave it out",
 }

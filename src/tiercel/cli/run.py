@@ -27,7 +27,9 @@ _DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.7, "top_p":
 _BLAS = "OPENBLAS_NUM_THREADS"
 
 # The seed of `run` is the answer's, and it has one request at a time.
-_SERVER_ONLY = frozenset({"seed", "skip_tokenizer_init", "max_logprobs", "max_waiting", "scheduling_policy"})
+_SERVER_ONLY = frozenset(
+    {"seed", "skip_tokenizer_init", "max_logprobs", "max_waiting", "structured_outputs_config", "scheduling_policy"}
+)
 _ENGINE_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.name not in _SERVER_ONLY)
 
 

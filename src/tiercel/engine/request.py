@@ -12,6 +12,7 @@ The slot of a sequence that left RUNNING stays held back until no submitted step
 """
 
 import enum
+from typing import TYPE_CHECKING
 
 import msgspec
 

@@ -1,9 +1,9 @@
 """What a request's form may cost: the limits of structured output. Knows no grammar."""
 
 import dataclasses
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from tiercel.base.errors import ConfigError
 
@@ -48,15 +48,21 @@ class GrammarLimits:
                 )
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Self:
+    def from_json(cls, text: str | None) -> Self:
         """Build the limits from an engine's option.
 
-        Raises: ConfigError: a name is unknown or a value out of its range.
+        Raises: ConfigError: it is no JSON object, a name is unknown or a value out of its range.
         """
         known = [field.name for field in dataclasses.fields(cls)]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise ConfigError(
-                f"structured_outputs_config.{unknown[0]}: unknown; known are {', '.join(known)}; leave it out"
-            )
+        try:
+            options = json.loads(text) if text is not None else {}
+        except ValueError as error:
+            raise ConfigError(f"structured_outputs_config: it is not JSON ({error}); an object is needed") from None
+        if not isinstance(options, dict):
+            raise ConfigError(f"structured_outputs_config: got {text!r:.60}; a JSON object is needed")
+        for name in options:
+            if name not in known:
+                raise ConfigError(
+                    f"structured_outputs_config.{name}: unknown; known are {', '.join(known)}; leave it out"
+                )
         return cls(**options)

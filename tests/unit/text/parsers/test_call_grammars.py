@@ -113,11 +113,13 @@ WRITTEN = {
     "glm45": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>n</arg_key>\n"
     "<arg_value>3</arg_value>\n</tool_call>",
     "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '
-    'string="true">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    'string="true">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">3'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
     "</｜DSML｜tool_calls>",
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "n": 3}}\n</tool_call>',
     "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" '
-    'type="string"<|sep|>Zürich<|close|>argument<|sep|><|open|>argument key="n" type="integer"<|sep|>3<|close|>argument<|sep|>'
+    'type="string"<|sep|>Zürich<|close|>argument<|sep|><|open|>argument key="n" type="integer"<|sep|>3'
+    "<|close|>argument<|sep|>"
     "<|close|>call<|sep|><|close|>tools<|sep|>",
 }  # fmt: skip
 
