@@ -183,7 +183,7 @@ def test_a_mistake_in_a_form_fails_its_request_alone(client):
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json": {"properties": {"a": {"not": {}}}}}, "properties/a: not"),
         ({"json": {"type": "string", "format": "color"}}, "color"),
-        ({"json": {"type": "strng"}}, "strng"),
+        ({"json": {"type": "words"}}, "words"),
         ({"json": {"$ref": "http://example.com/x"}}, r"\$ref"),
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
         ({"json": {"enum": list(range(5001))}}, "5000"),

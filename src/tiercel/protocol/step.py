@@ -41,7 +41,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     seq_samples: Bools
     seq_scores: Bools
     n_logprobs: int | None  # None: no log-probabilities; N: those of the chosen token and of the N likeliest
-    seq_masked: Bools | None = None
+    seq_masked: "Bools | None" = None
 
     @property
     def n_tokens(self) -> int:

@@ -62,7 +62,5 @@ class GrammarLimits:
             raise ConfigError(f"structured_outputs_config: got {text!r:.60}; a JSON object is needed")
         for name in options:
             if name not in known:
-                raise ConfigError(
-                    f"structured_outputs_config.{name}: unknown; known are {', '.join(known)}; leave it out"
-                )
+                raise ConfigError(f"structured_outputs_config.{name}: unknown; known are {', '.join(known)}")
         return cls(**options)
