@@ -64,13 +64,14 @@ class Lark:
         """Give an expression for text that a regular expression matches whole."""
         return self.terminal(f"/{_slashed(pattern)}/")
 
-    def text_before(self, mark: str) -> str:
-        """Give an expression for any text up to the first `mark`, and the mark."""
-        found = self._pattern.match(mark)
-        text = self.terminal(ANY_TEXT)
-        if found is not None:
-            return f"{text} {self.literal(mark)}"
-        return self.rule(f"{text} {self.literal(mark)}", "[lazy]")
+    def text_before(self, mark: str, *, without: Iterable[str] = ()) -> str:
+        """Give an expression for any text up to the first `mark`, and the mark; the text holds none of `without`.
+
+        Lazy: a text by itself would go on into what is the mark's, as no letter tells them apart.
+        """
+        text = self.text_without(without) if without else self.any_text()
+        is_lazy = self._pattern.match(mark) is None
+        return self.rule(f"{text} {self.literal(mark)}", "[lazy]" if is_lazy else "")
 
     def text_without(self, marks: Iterable[str]) -> str:
         """Give an expression for any text that holds none of these."""

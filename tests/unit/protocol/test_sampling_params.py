@@ -140,7 +140,7 @@ def test_prompt_logprobs_read_no_prefix_cache_unless_told_otherwise():
     [
         ("temprature", "did you mean temperature"),
         ("stop_words", "did you mean stop"),
-        ("guided_json", "constrained output"),
+        ("guided_json", "StructuredOutputsParams"),
         ("best_of", "cumulative_logprob"),
         ("max_new_tokens", "max_tokens"),
         ("zzzzzz", "known are n, temperature"),

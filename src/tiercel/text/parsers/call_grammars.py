@@ -158,18 +158,20 @@ def parameters_of(tool: CallTool) -> list[tuple[str, Mapping[str, Any], bool]]:
     return sorted(found, key=lambda one: not one[2])
 
 
-def _value(lark: Lark, tool: CallTool, name: str, schema: Mapping[str, Any], not_in_text: Sequence[str]) -> str:
-    """Give the expression of a value that stands bare between tags."""
+def _value(
+    lark: Lark, tool: CallTool, name: str, schema: Mapping[str, Any], end: str, not_in_text: Sequence[str]
+) -> str:
+    """Give the expression of a value that stands bare between tags, and of `end`, behind it."""
     kind = schema.get("type")
     says = {key for key in schema if key not in ("$defs", "definitions")} - _WORDS_ONLY
     if kind == "string" and not says:
-        return lark.text_without(not_in_text)
+        return lark.text_before(end, without=not_in_text)
     if kind == "string" and says == {"enum"} and all(isinstance(one, str) for one in schema["enum"]):
         texts = schema["enum"]
         if all(one and one.strip() == one and not any(mark in one for mark in not_in_text) for one in texts):
-            return lark.one_of([lark.literal(one) for one in texts])
+            return f"{lark.one_of([lark.literal(one) for one in texts])} {lark.literal(end)}"
     elif kind in _BARE_TYPES:
-        return lark.json(schema)
+        return f"{lark.json(schema)} {lark.literal(end)}"
     raise NotExpressible(f"{tool.name}.{name}: a value whose text does not tell its type")
 
 
@@ -189,8 +191,8 @@ def _tagged_body(texts: TagTexts, *, line: str = "", says_type: bool = False) ->
                 raise NotExpressible(f"{tool.name}.{name}: a name that is no word")
             told = f' string="{str(schema.get("type") == "string").lower()}"' if says_type else ""
             before = f"{texts.key}{attribute(name)}{told}{texts.key_end}{line if texts.value else ''}{texts.value}{pad}"
-            value = _value(lark, tool, name, schema, ends)
-            one = lark.rule(f"{lark.literal(before)} {value} {lark.literal(f'{pad}{texts.value_end}{line}')}")
+            value = _value(lark, tool, name, schema, f"{pad}{texts.value_end}", ends)
+            one = lark.rule(f"{lark.literal(before)} {value} {lark.literal(line)}")
             pieces.append(one if is_required else f"{one}?")
         return " ".join([*pieces, lark.literal(texts.call_end)])
 
@@ -239,9 +241,10 @@ def _tree_body(lark: Lark, tool: CallTool) -> str:
         kind = schema.get("type")
         if not _WORD.fullmatch(name) or not isinstance(kind, str):
             raise NotExpressible(f"{tool.name}.{name}: a name that is no word, or a value of several types")
-        value = _value(lark, tool, name, schema, ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"))
+        marks = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+        value = _value(lark, tool, name, schema, "<|close|>argument<|sep|>", marks)
         begin = lark.literal(f'<|open|>argument key="{name}" type="{kind}"<|sep|>')
-        one = lark.rule(f"{begin} {value} {lark.literal('<|close|>argument<|sep|>')}")
+        one = lark.rule(f"{begin} {value}")
         pieces.append(one if is_required else f"{one}?")
     return " ".join([*pieces, lark.literal("<|close|>call<|sep|>")])
 
