@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import IO, Any, Final
 
@@ -97,6 +98,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # guards the next two
         self._idle: list[_Worker] = []
         self._is_closed = False
+        weakref.finalize(self, _kill, self._idle)  # an engine that is dropped without `close`
 
     def compile(self, form: str, text: str, options: dict[str, Any]) -> CompileAnswer:
         """Compile a form as a trial; give the library's grammar and what it took.
@@ -122,9 +124,9 @@ class GrammarCompiler:
         """End the workers. Idempotent."""
         with self._lock:
             self._is_closed = True
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.kill()
+            idle = self._idle.copy()
+            self._idle.clear()
+        _kill(idle)
 
     def _take(self) -> _Worker:
         with self._lock:
@@ -137,4 +139,9 @@ class GrammarCompiler:
             if not self._is_closed:
                 self._idle.append(worker)
                 return
+        worker.kill()
+
+
+def _kill(workers: list[_Worker]) -> None:
+    for worker in workers:
         worker.kill()
