@@ -9,12 +9,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from tiercel.base import env, machine
-from tiercel.base.config import EngineOptions
+from tiercel.base.config import EngineOptions, engine_rows
 from tiercel.base.errors import ConfigError, ModelFileError, OutOfPages, TiercelError
 from tiercel.hub.resolve import ResolvedModel, resolve
 from tiercel.hub.store import default_folder
@@ -78,6 +78,20 @@ class Plan(msgspec.Struct, frozen=True):
         return _record(self.options, self.checkpoint, self.model, self.capacity.max_len_tokens)
 
     @property
+    def generation_defaults(self) -> dict[str, Any]:
+        """What a request gets that is silent about how it is sampled, in the form of generation_config.json.
+
+        Raises: ConfigError: the folder that the options name has none.
+        """
+        named = self.options.generation_config
+        found: Mapping[str, Any] = {}
+        if named == "auto":
+            found = self.checkpoint.generation_config
+        elif named != "vllm":
+            found = _read_generation_config(Path(named).expanduser())
+        return {**found, **self.options.override_generation_config}
+
+    @property
     def kv_dtype(self) -> str:
         """Element type of the pool."""
         return _kv_dtype(self.options)
@@ -103,11 +117,38 @@ class Engine(msgspec.Struct, frozen=True):
         self.plan.checkpoint.close()
 
 
+def _read_generation_config(folder: Path) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"generation_config: got {str(folder)!r}; its generation_config.json cannot be read ({error}); "
+            "auto, vllm or a folder with that file is needed"
+        ) from None
+    return found
+
+
+def _resolve(options: EngineOptions) -> ResolvedModel:
+    return resolve(
+        options.model, revision=options.revision, hf_token=options.hf_token, download_dir=options.download_dir
+    )
+
+
+def _tell_unread() -> None:
+    """Log, once a start, the variables of vLLM's that are set and not read here."""
+    told = env.unread()
+    if told:
+        import logging
+
+        logging.getLogger(__name__).warning("%s", told)
+
+
 def make_plan(options: EngineOptions, resolved: ResolvedModel | None = None) -> Plan:
     """Find and read the model and size everything; no weight is read but for the digest."""
     from tiercel.loaders.checkpoint import open_checkpoint
 
-    resolved = resolved or resolve(options.model, revision=options.revision)
+    resolved = resolved or _resolve(options)
     checkpoint = open_checkpoint(resolved.path)
     try:
         return _plan_checkpoint(options, resolved, checkpoint)
@@ -243,7 +284,8 @@ def load_tokenizer(plan: Plan) -> "Tokenizer | None":
     if plan.options.skip_tokenizer_init:
         return None
     if plan.options.tokenizer is not None:
-        path = resolve(plan.options.tokenizer).path
+        options = plan.options
+        path = resolve(options.tokenizer, hf_token=options.hf_token, download_dir=options.download_dir).path
         with open_tokenizer_source(path) as source:
             tokenizer = _tokenizer_from(source, path, hashlib.sha256(str(path).encode()).hexdigest(), is_cached=False)
     else:
@@ -288,7 +330,8 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
 
     Raises: ModelNotFound, ModelFileError, UnsupportedModel, ConfigError, OutOfPages: as the message says.
     """
-    resolved = resolve(options.model, revision=options.revision)
+    resolved = _resolve(options)
+    _tell_unread()
     start = _Start(options, resolved)
     # Imported while threads pack.
     from tiercel.engine.client import EngineClient
@@ -296,6 +339,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
 
     plan = start.plan() or make_plan(options, resolved)
     try:
+        _ = plan.generation_defaults  # a folder without any is told before weights are packed
         if on_plan is not None:
             on_plan(plan)
         # The native threads that pack do not hold the interpreter's lock, so both go on at once. What else there is to
@@ -337,7 +381,9 @@ class _Start:
             return
         from tiercel.runner import ready
 
-        plain = {**asdict(options), "isa": env.read(env.ISA)}
+        # Where a model came from decides nothing, and a key of the hub must not be written anywhere.
+        source = {row.name for row in engine_rows("source")}
+        plain = {k: v for k, v in asdict(options).items() if k not in source} | {"isa": env.read(env.ISA)}
         path = resolved.path.absolute()
         try:
             self._key = ready.key_of(path, plain)
@@ -418,11 +464,11 @@ def log_plan(plan: Plan) -> None:
 
 
 def _grammar_limits(options: EngineOptions) -> "GrammarLimits | None":
-    if options.structured_outputs_config is None:
+    if not options.structured_outputs_config:
         return None
     from tiercel.sampling.grammar_limits import GrammarLimits
 
-    return GrammarLimits.from_json(options.structured_outputs_config)
+    return GrammarLimits.from_options(options.structured_outputs_config)
 
 
 def engine_config(plan: Plan) -> "EngineConfig":
@@ -433,6 +479,8 @@ def engine_config(plan: Plan) -> "EngineConfig":
     config = EngineConfig(
         max_num_seqs=plan.capacity.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, plan.capacity.max_num_seqs),
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        stream_interval=options.stream_interval,
         enable_prefix_caching=options.enable_prefix_caching,
         scheduling_policy="priority" if options.scheduling_policy == "priority" else "fcfs",
         async_scheduling=options.async_scheduling,

@@ -1,149 +1,315 @@
 """The settings of one engine: one frozen tree, validated as a whole, printable, stored with every bench row.
 
 Names are vLLM's where the meaning is the same. Knows no part: what a value means is decided where it is used.
+`base.options` says what follows from a row.
 """
 
-import dataclasses
 import difflib
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tiercel.base.errors import ConfigError, UnknownOption
+from tiercel.base.options import Option, from_environment, option, options_of, parse_float, parse_object
+from tiercel.base.units import GIB, parse_bytes, parse_int_human
 
-# Options people may bring along that are gone or elsewhere, with what to do instead.
-REMOVED = {
-    "calculate_kv_scales": "removed: scales of keys and values come from the checkpoint; calibrate before loading",
-    "override_attention_dtype": "removed: use dtype or compute_dtype",
-    "swap_space": "removed: a preempted request is recomputed, mostly from the prefix cache",
-    "num_lookahead_slots": "removed: the engine plans ahead by itself",
-    "disable_log_requests": "removed: requests are not logged unless TIERCEL_LOG=debug",
-    "gpu_memory_utilization": "not for the CPU: set kv_cache_memory_bytes",
-    "tensor_parallel_size": "not there yet: one process uses all the processors it may",
-    "enforce_eager": "removed: there is one way to run a program",
-    "trust_remote_code": "refused: no code of a model repository is ever run",
-}
-
-_KV_DTYPES = ("auto", "float16", "float32", "int8")
-_KV_DTYPE_ALIASES = {"fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
-_COMPUTE_DTYPES = ("auto", "int8", "float32")
-_DTYPES = ("auto", "float32", "float16", "bfloat16")
 THREADS_MAX = 1024  # more than any machine has; each costs a stack and a place in every barrier
-_QUANTIZATIONS = (None, "none", "q8_0", "q4_0")
+# What a model may recommend (generation_config.json) and a person may overrule.
+_RECOMMENDATIONS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+def parse_max_model_len(text: str) -> int:
+    """Read a number of tokens; `auto` is -1, the largest that fits in memory.
+
+    Raises:
+        ConfigError: `text` is neither.
+    """
+    return -1 if text.lower() == "auto" else parse_int_human(text)
+
+
+def _parse_gib(text: str) -> int:
+    return int(parse_float(text) * GIB)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What a person may set about an engine. Every default has its reason here.
+    """What a person may set about an engine. Each row says what it does and why its default is what it is.
 
-    model                   folder, .gguf file, catalogue name or org/name; None is the catalogue's default
-    tokenizer               folder or .gguf to take the tokenizer from; None is the model itself
-    skip_tokenizer_init     serve token ids only
-    dtype                   "auto": weights stay as the file has them; a named type must be what the file has
-    compute_dtype           "auto": quantised weights meet int8 activations; "float32": activations are never rounded
-    kv_cache_dtype          "auto" is float16: half the memory traffic of float32; "int8" halves it again, rounding
-                            each token's keys and values by head ("fp16" and "fp32" are other names)
-    quantization            None | "none": as the file is; "q8_0" | "q4_0": quantise a float checkpoint while loading
-    max_model_len           None: the model's own, or what fits; -1: the largest that fits
-    max_num_seqs            None: 64, or max_num_batched_tokens if that is less
-    max_num_batched_tokens  512: a step of about 0.2 s for a 135M model on two cores; more delays running requests
-    kv_cache_memory_bytes   None: enough for max_num_seqs full requests, at most a quarter of the free memory
-    block_size              tokens a page; 16 is the finest that attention reads: least waste, most prefix hits
-    enable_prefix_caching   on: a hit is bitwise the same as computing
-    seed                    of requests that bring none: None takes fresh ones
-    threads                 None: the processors this process may use
-    scheduling_policy       "fcfs" | "priority"
-    async_scheduling        on: the next step is planned while one runs
-    max_logprobs            20: OpenAI's limit; -1: the whole vocabulary
-    structured_outputs_config   JSON of limits of structured output (`sampling.grammar_limits`); None: their defaults
-    max_waiting             bound of the waiting queue; None: the engine's own
-    revision                of a hub model
+    `model` is a folder, a .gguf file, a catalogue name or org/name; None is the catalogue's default.
     """
 
     model: str | None = None
-    tokenizer: str | None = None
-    skip_tokenizer_init: bool = False
-    dtype: str = "auto"
-    compute_dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    quantization: str | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int = 512
-    kv_cache_memory_bytes: int | None = None
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    seed: int | None = None
-    threads: int | None = None
-    scheduling_policy: str = "fcfs"
-    async_scheduling: bool = True
-    max_logprobs: int = 20
-    structured_outputs_config: str | None = None
-    max_waiting: int | None = None
-    revision: str | None = None
+    revision: str | None = option(
+        None, metavar="REV", group="source", help="branch, tag or commit of a hub repository", why="the hub's own: main"
+    )
+    hf_token: str | None = option(
+        None,
+        is_shown=False,
+        metavar="TOKEN",
+        group="source",
+        help="key for gated and private repositories of the hub; HF_TOKEN is not seen by other users",
+        why="what the hub's own library knows: HF_TOKEN, or a login",
+    )
+    download_dir: str | None = option(
+        None,
+        metavar="DIR",
+        group="source",
+        help="folder that fetched models are kept in",
+        why="TIERCEL_HOME for the catalogue's models, HF_HOME for the hub's",
+    )
+    tokenizer: str | None = option(
+        None,
+        metavar="MODEL",
+        group="model",
+        help="take the tokenizer from this folder, file or hub repository instead of the model's",
+        why="a model brings its own",
+    )
+    skip_tokenizer_init: bool = option(
+        False,
+        parse=None,
+        group="model",
+        help="load no tokenizer; prompts and answers are token ids",
+        why="text is wanted",
+    )
+    dtype: str = option(
+        "auto",
+        metavar="TYPE",
+        group="model",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        aliases={"half": "float16", "float": "float32"},
+        help="the type dense weights are kept in; a named type must be what the file has",
+        why="weights stay as the file has them",
+    )
+    compute_dtype: str = option(
+        "auto",
+        metavar="TYPE",
+        group="model",
+        choices=("auto", "int8", "float32"),
+        help="float32 switches the rounding of activations off",
+        why="quantised weights meet int8 activations: several times faster, and as good in perplexity",
+    )
+    quantization: str | None = option(
+        None,
+        short="-q",
+        metavar="FORMAT",
+        group="model",
+        is_common=True,
+        choices=(None, "none", "q8_0", "q4_0"),
+        refused={
+            "bitsandbytes": "bitsandbytes is not in the core; use q8_0 or q4_0, or a checkpoint that is quantised"
+        },
+        help="quantise a dense model while loading: q8_0 or q4_0",
+        why="a file is used as it is",
+    )
+    seed: int | None = option(
+        None,
+        parse=parse_int_human,
+        metavar="N",
+        group="model",
+        help="of requests that bring none: makes sampling repeat itself",
+        why="fresh seeds, so that two requests differ",
+    )
+    max_logprobs: int = option(
+        20,
+        parse=parse_int_human,
+        least=-1,
+        metavar="N",
+        group="model",
+        help="the most alternatives a request may ask for; -1: the whole vocabulary",
+        why="OpenAI's limit, and vLLM's default",
+    )
+    structured_outputs_config: Mapping[str, Any] = option(
+        {},
+        parse=parse_object,
+        keys=(),
+        metavar="JSON",
+        group="model",
+        help='limits of structured output, as in \'{"compile_cpu_s": 5}\'',
+        why="those of `sampling.grammar_limits`",
+    )
+    generation_config: str = option(
+        "auto",
+        metavar="auto|vllm|DIR",
+        group="model",
+        help="whose sampling defaults count: auto: the model's; vllm: none; DIR: those of another folder",
+        why="a model's authors know how it is to be sampled",
+    )
+    override_generation_config: Mapping[str, Any] = option(
+        {},
+        parse=parse_object,
+        keys=_RECOMMENDATIONS,
+        metavar="JSON",
+        group="model",
+        help="sampling defaults that win over the model's, as in '{\"temperature\": 0.5}'",
+        why="nothing to overrule",
+    )
+    max_model_len: int | None = option(
+        None,
+        parse=parse_max_model_len,
+        least=-1,
+        metavar="TOKENS",
+        group="model",
+        is_common=True,
+        help="the most tokens a sequence may have; auto or -1: what fits",
+        why="the model's own, or what fits",
+    )
+    threads: int | None = option(
+        None,
+        parse=parse_int_human,
+        least=1,
+        most=THREADS_MAX,
+        metavar="N",
+        group="model",
+        is_common=True,
+        help="threads that compute",
+        why="the processors this process may use",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        metavar="TYPE",
+        group="cache",
+        choices=("auto", "float16", "float32", "int8"),
+        aliases={"fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"},
+        help="the type of cached keys and values; int8 rounds each token's by head, and takes half the memory",
+        why="auto is float16: half the memory traffic of float32",
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        parse=parse_bytes,
+        least=1,
+        metavar="SIZE",
+        group="cache",
+        is_common=True,
+        env=(("VLLM_CPU_KVCACHE_SPACE", _parse_gib),),
+        help="memory for cached keys and values, as in 2GiB",
+        why="enough for max_num_seqs full requests, at most a quarter of the free memory",
+    )
+    block_size: int = option(
+        16,
+        parse=parse_int_human,
+        least=16,
+        metavar="TOKENS",
+        group="cache",
+        help="tokens a page of cached keys and values, a multiple of 16",
+        why="the finest that attention reads: least waste, most prefix hits",
+    )
+    enable_prefix_caching: bool = option(
+        True,
+        parse=None,
+        group="cache",
+        help="reuse the computed beginning of earlier prompts",
+        why="a hit is bitwise the same as computing",
+    )
+    max_num_seqs: int | None = option(
+        None,
+        parse=parse_int_human,
+        least=1,
+        metavar="N",
+        group="scheduler",
+        is_common=True,
+        help="the most sequences computed together",
+        why="64, or max_num_batched_tokens if that is less: a step is bound by computing long before",
+    )
+    max_num_batched_tokens: int = option(
+        512,
+        parse=parse_int_human,
+        least=1,
+        metavar="TOKENS",
+        group="scheduler",
+        help="the most tokens computed in one step",
+        why="a step of about 0.2 s for a 135M model on two cores; more delays running requests",
+    )
+    long_prefill_token_threshold: int = option(
+        0,
+        parse=parse_int_human,
+        least=0,
+        metavar="TOKENS",
+        group="scheduler",
+        help="the most tokens of one prompt in a step while others wait for theirs; 0: no bound but the step's",
+        why="running answers come first anyway",
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        metavar="POLICY",
+        group="scheduler",
+        choices=("fcfs", "priority"),
+        help="which request goes first: the one that came first, or the one with the lowest priority number",
+        why="vLLM's",
+    )
+    async_scheduling: bool = option(
+        True, parse=None, group="scheduler", help="plan the next step while one runs", why="computing never waits"
+    )
+    max_waiting: int | None = option(
+        None,
+        parse=parse_int_human,
+        least=0,
+        metavar="N",
+        group="scheduler",
+        help="the most sequences that may wait for their first step; more are refused",
+        why="4096: minutes of work for any machine",
+    )
+    stream_interval: int = option(
+        1,
+        parse=parse_int_human,
+        least=1,
+        metavar="TOKENS",
+        group="scheduler",
+        help="tokens a streamed piece holds at least, but the first and the last",
+        why="each token is shown as soon as it is there",
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kv_cache_dtype", _KV_DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype))
-        for name, choices in (
-            ("dtype", _DTYPES),
-            ("compute_dtype", _COMPUTE_DTYPES),
-            ("kv_cache_dtype", _KV_DTYPES),
-            ("quantization", _QUANTIZATIONS),
-            ("scheduling_policy", ("fcfs", "priority")),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                shown = ", ".join("None" if c is None else c for c in choices)
-                raise ConfigError(f"{name}: got {value!r}; needs one of {shown}")
-        for name, least, may_be_none in (
-            ("max_num_seqs", 1, True),
-            ("max_num_batched_tokens", 1, False),
-            ("block_size", 16, False),
-            ("kv_cache_memory_bytes", 1, True),
-            ("threads", 1, True),
-            ("max_waiting", 0, True),
-            ("max_logprobs", -1, False),
-            ("max_model_len", -1, True),
-        ):
-            value = getattr(self, name)
-            if value is None and may_be_none:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"{name}: got {value!r}; needs a whole number of {least} or more")
-        if self.threads is not None and self.threads > THREADS_MAX:
-            raise ConfigError(
-                f"threads: got {self.threads}; at most {THREADS_MAX} are started; lower it or leave it out"
-            )
+        for row in options_of(EngineOptions):
+            value = getattr(self, row.name)
+            if isinstance(value, str) and value in row.aliases:
+                object.__setattr__(self, row.name, row.aliases[value])
+            row.check(getattr(self, row.name))
         if self.max_num_seqs is not None and self.max_num_seqs > self.max_num_batched_tokens:
             raise ConfigError(
                 f"max_num_batched_tokens: got {self.max_num_batched_tokens}; at least max_num_seqs, which is "
                 f"{self.max_num_seqs}, is needed, one token a sequence; raise it or lower max_num_seqs"
             )
-        for name in ("skip_tokenizer_init", "enable_prefix_caching", "async_scheduling"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}: got {getattr(self, name)!r}; needs True or False")
         if self.seed is not None and (
             not isinstance(self.seed, int) or isinstance(self.seed, bool) or not -(2**63) <= self.seed < 2**63
         ):
             raise ConfigError(f"seed: got {self.seed!r}; needs a 64-bit whole number, or None for fresh ones")
 
 
-def engine_options(**given: Any) -> EngineOptions:
-    """Build the options from keywords.
+def engine_rows(*groups: str) -> tuple[Option, ...]:
+    """Give the engine's rows of some groups; of none: all but those that say where a model comes from."""
+    rows = options_of(EngineOptions)
+    return tuple(row for row in rows if (row.group in groups if groups else row.group != "source"))
+
+
+def engine_options(*, environ: Mapping[str, str] | None = None, **given: Any) -> EngineOptions:
+    """Build the options from keywords, then the environment, then defaults.
 
     Raises:
         UnknownOption: a keyword is unknown or removed; the message names the nearest one or the reason.
         ConfigError: a value is out of its range.
     """
-    known = [f.name for f in dataclasses.fields(EngineOptions)]
-    for name in given:
-        if name in REMOVED:
-            raise UnknownOption(f"option {name}: {REMOVED[name]}")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise UnknownOption(f"option {name}: unknown; {hint}")
-    if str(given.get("quantization")) == "bitsandbytes":
-        raise UnknownOption(
-            "option quantization: bitsandbytes is not in the core; use q8_0 or q4_0, or a checkpoint that is quantised"
-        )
-    return EngineOptions(**given)
+    environ = os.environ if environ is None else environ
+    rows = {row.name: row for row in options_of(EngineOptions)}
+    taken: dict[str, Any] = {}
+    for name, value in given.items():
+        row = rows.get(name)
+        if row is not None:
+            taken[name] = value
+        elif name == "model":
+            taken[name] = value
+        else:
+            _refuse_unknown(name, value, ["model", *rows])
+    return EngineOptions(**from_environment(tuple(rows.values()), environ) | taken)
+
+
+def _refuse_unknown(name: str, value: Any, known: list[str]) -> None:
+    """Let an option of vLLM's pass that changes nothing, and refuse any other."""
+    from tiercel.base import absent
+
+    if absent.is_listed(name):
+        absent.refuse(name, value)
+        return
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    raise UnknownOption(f"option {name}: unknown; {hint}")

@@ -1,13 +1,16 @@
 """Every environment variable Tiercel reads, in one table. They are for debugging and for where files live; settings are
 options.
 
-A bad value is an error at the first read, never a silent default.
+A bad value is an error at the first read, never a silent default. `FOREIGN` are the names that people of vLLM have set:
+those that a row of the options' table reads (`Option.env`) are honoured, those here that are not are told once a start.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from tiercel.base.errors import ConfigError
+from tiercel.base.errors import ConfigError, UnknownOption
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,37 @@ LOG = EnvVar("TIERCEL_LOG", "log level on stderr", ("debug", "info", "warning", 
 
 TABLE = (ISA, HOME, TRACEBACK, LOG)
 
+_VLLM: Final = "VLLM_"
+_LEVEL: Final = "VLLM_LOGGING_LEVEL"
+# vLLM's variables that are read here, and by which option or setting.
+HONOURED: Final = {
+    "VLLM_API_KEY": "--api-key",
+    "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes, in GiB",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "--timeout-keep-alive",
+    _LEVEL: "the log's level, where TIERCEL_LOG is not set",
+    "VLLM_LOG_STATS_INTERVAL": "--log-stats-interval",
+    "VLLM_MAX_COMPLETION_PROMPTS": "--n-prompts-max",
+    "VLLM_MAX_N_SEQUENCES": "--n-outputs-max",
+}
+# Those that ask for what is so anyway.
+_ALWAYS_SO: Final = frozenset(
+    {
+        "VLLM_BATCH_INVARIANT",
+        "VLLM_DO_NOT_TRACK",
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_TARGET_DEVICE",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+    }
+)
+# Those that mean something here, and what to do instead; any other is named without a hint.
+_INSTEAD: Final = {
+    "VLLM_CACHE_ROOT": "set TIERCEL_HOME",
+    "VLLM_CPU_OMP_THREADS_BIND": "start under taskset, or give --threads",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "the model's own length is the most",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server ends with its engine",
+}
+
 
 def read(var: EnvVar) -> str | None:
     """Return the variable's value, or None when it is unset or empty.
@@ -38,3 +72,37 @@ def read(var: EnvVar) -> str | None:
             f"environment {var.name}: got {value!r}; needs one of {', '.join(var.choices)}; unset it or fix it"
         )
     return value
+
+
+def vllm_log_level(environ: Mapping[str, str] | None = None) -> str:
+    """Give the log's level as vLLM's variable has it, in small letters; "info" without one.
+
+    Raises: ConfigError: it is no level.
+    """
+    level = ((os.environ if environ is None else environ).get(_LEVEL) or "info").lower()
+    known = (*LOG.choices, "critical")
+    if level not in known:
+        raise ConfigError(f"environment {_LEVEL}: got {level!r}; needs one of {', '.join(known)}; unset it or fix it")
+    return level
+
+
+def unread(environ: Mapping[str, str] | None = None) -> str | None:
+    """Say in one line which of vLLM's variables are set and not read here; None: none.
+
+    Raises: UnknownOption: one that vLLM no longer knows is set; the message says what to do instead.
+    """
+    environ = os.environ if environ is None else environ
+    names = sorted(name for name, value in environ.items() if name.startswith(_VLLM) and value)
+    if not names:
+        return None
+    from tiercel.base.absent import REMOVED_VARIABLES
+
+    for name in names:
+        if name in REMOVED_VARIABLES:
+            raise UnknownOption(f"environment {name}: {REMOVED_VARIABLES[name]}")
+    told = [
+        f"{name} ({_INSTEAD[name]})" if name in _INSTEAD else name
+        for name in names
+        if name not in HONOURED and name not in _ALWAYS_SO
+    ]
+    return f"set in the environment and not read here: {', '.join(told)}" if told else None

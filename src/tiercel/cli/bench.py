@@ -13,9 +13,10 @@ from typing import Any
 
 from tiercel.base.config import engine_options
 from tiercel.base.errors import ConfigError
+from tiercel.base.options import parse_float
 from tiercel.base.units import parse_int_human
 from tiercel.cli import bench_serve
-from tiercel.cli.options import ENGINE_OPTIONS, REMOVED_FLAGS, add_options, given_options, parse_float
+from tiercel.cli.options import ENGINE_OPTIONS, add_engine_options, given_options
 from tiercel.cli.parsing import CommandParser, checked
 
 _OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.name not in ("seed", "skip_tokenizer_init"))
@@ -62,7 +63,6 @@ def _help() -> str:
 
 def _add_field(parser: CommandParser, *, n_rounds: int, n_warmups: int) -> None:
     """Give `parser` the flags that say who takes part and how often."""
-    parser.removed |= REMOVED_FLAGS
     parser.set_defaults(num_iters_default=n_rounds, num_iters_warmup_default=n_warmups)
     parser.add_argument("-m", "--model", metavar="MODEL", help="a folder, .gguf file, catalogue name or org/name")
     _add_numbers(
@@ -105,7 +105,7 @@ def _add_field(parser: CommandParser, *, n_rounds: int, n_warmups: int) -> None:
         help="seconds for one answer (default: 600)",
     )
     add_results(parser)
-    add_options(parser, _OPTIONS, title="engine")
+    add_engine_options(parser, _OPTIONS)
 
 
 def add_results(parser: CommandParser) -> None:
@@ -352,7 +352,6 @@ def _execute_startup(args: Any, command: str) -> int:
 
 
 def _configure_ops(parser: CommandParser) -> None:
-    parser.removed |= REMOVED_FLAGS
     parser.add_argument("-m", "--model", metavar="MODEL", help="a folder, .gguf file, catalogue name or org/name")
     _add_numbers(
         parser,
@@ -366,7 +365,7 @@ def _configure_ops(parser: CommandParser) -> None:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a roofline picture, as SVG")
     add_results(parser)
-    add_options(parser, _OPTIONS, title="engine")
+    add_engine_options(parser, _OPTIONS)
 
 
 def _execute_ops(args: Any, command: str) -> int:

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tiercel.base.options import parse_float
 from tiercel.base.units import parse_int_human
-from tiercel.cli.options import parse_float
 from tiercel.cli.parsing import CommandParser, checked
 
 _KEY_VARIABLES = ("TIERCEL_API_KEY", "OPENAI_API_KEY")

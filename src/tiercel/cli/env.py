@@ -104,7 +104,7 @@ def _describe_packages() -> dict[str, str]:
 
 def _describe_variables() -> dict[str, str]:
     """List the variables that matter and are set; of a secret only that it is, of an address no password."""
-    names = [*(variable.name for variable in variables.TABLE), *_OTHER_VARIABLES]
+    names = [*(variable.name for variable in variables.TABLE), *variables.HONOURED, *_OTHER_VARIABLES]
     told = {name: os.environ[name] for name in names if os.environ.get(name)}
     return {
         name: "(set)" if _SECRET.search(name) else re.sub(r"://[^/@\s]+@", "://***@", value)

@@ -1,129 +1,78 @@
-"""The one table of the options that set up an engine or sample a token. Names and meanings are vLLM's.
+"""From rows of the table (`base.options`) to flags, and back to values. The sampling options of `run` have theirs here.
 
-`run`, `serve` and `show` make their flags from it, and the chat's `/set` its names. Holds no default: an option that is
-not given is not passed on, so that a default lives in one place, the engine's. Does not judge values beyond their form.
+Holds no default: an option that is not given is not passed on, so that a default lives in one place, the field's.
 """
 
 import argparse
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
-from tiercel.base.config import REMOVED
-from tiercel.base.errors import ConfigError
-from tiercel.base.units import parse_bytes, parse_int_human
-from tiercel.cli.parsing import CommandParser, checked
+from tiercel.base.config import engine_rows
+from tiercel.base.options import Option, parse_float
+from tiercel.base.units import parse_int_human
+from tiercel.cli.parsing import CommandParser, RepeatedAction, checked
+
+ENGINE_OPTIONS = engine_rows()
+SOURCE_OPTIONS = engine_rows("source")
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option: its keyword name, how its text is read (None: it is a switch), what it does, and its short flag."""
+def _sampling(name: str, parse: Any, does: str) -> Option:
+    flag = "--" + name.replace("_", "-")
+    metavar = "X" if parse is parse_float else "N"
+    return Option(name=name, flag=flag, parse=parse, metavar=metavar, help=does, group="sampling")
 
-    name: str
-    parse: Callable[[str], Any] | None
-    metavar: str
-    help: str
-    short: str | None = None
-    choices: tuple[str, ...] = ()
-
-    @property
-    def flag(self) -> str:
-        """The long flag, with dashes."""
-        return "--" + self.name.replace("_", "-")
-
-
-def parse_float(text: str) -> float:
-    """Read a finite decimal number.
-
-    Raises:
-        ConfigError: `text` is not one.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ConfigError(f"got {text!r}; need a number such as 0.7")
-    return value
-
-
-def parse_max_model_len(text: str) -> int:
-    """Read a number of tokens; `auto` is -1, the largest that fits in memory.
-
-    Raises:
-        ConfigError: `text` is neither.
-    """
-    return -1 if text.lower() == "auto" else parse_int_human(text)
-
-
-ENGINE_OPTIONS = (
-    Option("tokenizer", str, "PATH", "take the tokenizer from this folder instead of the model's"),
-    Option("skip_tokenizer_init", None, "", "load no tokenizer; prompts and answers are token ids"),
-    Option("dtype", str, "TYPE", "the type dense weights are kept in: auto, float32, float16, bfloat16"),
-    Option("compute_dtype", str, "TYPE", "float32 switches the rounding of activations off"),
-    Option("kv_cache_dtype", str, "TYPE", "the type of cached keys and values: auto, float16, float32, int8"),
-    Option("quantization", str, "FORMAT", "quantise a dense model while loading: q8_0, q4_0", short="-q"),
-    Option("max_model_len", parse_max_model_len, "TOKENS", "the most tokens a sequence may have; auto: what fits"),
-    Option("max_num_seqs", parse_int_human, "N", "the most sequences computed together"),
-    Option("max_num_batched_tokens", parse_int_human, "TOKENS", "the most tokens computed in one step"),
-    Option("kv_cache_memory_bytes", parse_bytes, "SIZE", "memory for cached keys and values, as in 2GiB"),
-    Option("block_size", parse_int_human, "TOKENS", "tokens a page of cached keys and values"),
-    Option("enable_prefix_caching", None, "", "reuse the computed beginning of earlier prompts"),
-    Option("seed", parse_int_human, "N", "makes sampling repeat itself"),
-    Option("threads", parse_int_human, "N", "threads that compute; default: the cores this process may use"),
-    Option("scheduling_policy", str, "POLICY", "which request goes first", choices=("fcfs", "priority")),
-    Option("async_scheduling", None, "", "plan the next step while one runs"),
-    Option(
-        "max_logprobs", parse_int_human, "N", "the most alternatives a request may ask for; -1: the whole vocabulary"
-    ),
-    Option("structured_outputs_config", str, "JSON", 'limits of structured output, as in {"compile_cpu_s": 5}'),
-    Option("max_waiting", parse_int_human, "N", "the most requests that may wait; more are refused"),
-)
 
 SAMPLING_OPTIONS = (
-    Option("max_tokens", parse_int_human, "N", "end the answer after so many tokens"),
-    Option("min_tokens", parse_int_human, "N", "do not end the answer before so many tokens"),
-    Option("temperature", parse_float, "X", "0 always takes the likeliest token; higher is more varied"),
-    Option("top_p", parse_float, "X", "sample from the likeliest tokens that together have this probability"),
-    Option("top_k", parse_int_human, "N", "sample from this many likeliest tokens; 0 is all"),
-    Option("min_p", parse_float, "X", "drop tokens below this fraction of the likeliest one's probability"),
-    Option("seed", parse_int_human, "N", "makes sampling repeat itself"),
-    Option("repetition_penalty", parse_float, "X", "above 1 makes tokens that were seen less likely"),
-    Option("presence_penalty", parse_float, "X", "above 0 makes tokens that were answered less likely"),
-    Option("frequency_penalty", parse_float, "X", "above 0 makes tokens less likely each time they are answered"),
+    _sampling("max_tokens", parse_int_human, "end the answer after so many tokens"),
+    _sampling("min_tokens", parse_int_human, "do not end the answer before so many tokens"),
+    _sampling("temperature", parse_float, "0 always takes the likeliest token; higher is more varied"),
+    _sampling("top_p", parse_float, "sample from the likeliest tokens that together have this probability"),
+    _sampling("top_k", parse_int_human, "sample from this many likeliest tokens; 0 is all"),
+    _sampling("min_p", parse_float, "drop tokens below this fraction of the likeliest one's probability"),
+    _sampling("seed", parse_int_human, "makes sampling repeat itself"),
+    _sampling("repetition_penalty", parse_float, "above 1 makes tokens that were seen less likely"),
+    _sampling("presence_penalty", parse_float, "above 0 makes tokens that were answered less likely"),
+    _sampling("frequency_penalty", parse_float, "above 0 makes tokens less likely each time they are answered"),
 )
 
-# Flags of vLLM that are gone, and what to do instead: those that are keywords too, and those that are only flags.
-REMOVED_FLAGS = {name.replace("_", "-"): hint for name, hint in REMOVED.items()} | {
-    "best-of": "removed: ask for n answers and choose among them",
-    "cpu-offload-gb": "weights are in host memory already; leave it out",
-    "device": "removed: the backend follows from the machine; leave it out",
-    "guided-decoding-backend": "removed: llguidance keeps answers to their form; leave it out",
-    "tokenizer-mode": "the tokenizer follows from the model's files; leave it out",
-    "use-v2-block-manager": "removed: there is one page pool; leave it out",
-}
 
-
-def add_options(parser: CommandParser, options: Iterable[Option], *, title: str) -> None:
-    """Give `parser` a flag for each of `options`; a switch also gets `--no-<flag>`."""
-    group = parser.add_argument_group(title)
+def add_options(parser: CommandParser, options: Iterable[Option]) -> None:
+    """Give `parser` a flag for each of `options`, under its group's title; a switch also gets `--no-<flag>`."""
     for option in options:
+        parser.rows[option.flag] = option
+        group = parser.group(option.group)
         names = [name for name in (option.short, option.flag) if name]
-        if option.parse is None:
-            group.add_argument(
-                *names, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=option.help
-            )
+        more: dict[str, Any] = {"dest": option.dest, "default": argparse.SUPPRESS, "help": _help(option)}
+        if option.is_switch:
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, **more)
             continue
-        group.add_argument(
-            *names,
-            type=checked(option.parse),
-            metavar=None if option.choices else option.metavar,
-            choices=option.choices or None,
-            default=argparse.SUPPRESS,
-            help=option.help,
-        )
+        more |= {"type": checked(option.read), "metavar": option.metavar or "VALUE"}
+        if option.many == "words":
+            more["nargs"] = "+"
+        elif option.many == "repeat":
+            more["action"] = RepeatedAction
+        group.add_argument(*names, **more)
+
+
+def add_engine_options(parser: CommandParser, options: Iterable[Option] = ENGINE_OPTIONS) -> None:
+    """Give `parser` the engine's flags, a file of options, and what is to be said of vLLM's that are none here."""
+    parser.knows_vllm = True
+    parser.add_argument("--config", metavar="FILE", help="a YAML file of options, by their names; flags win over it")
+    add_options(parser, options)
 
 
 def given_options(args: argparse.Namespace, options: Iterable[Option]) -> dict[str, Any]:
-    """Collect the values of `options` that were written on the command line, by keyword name."""
-    return {option.name: getattr(args, option.name) for option in options if hasattr(args, option.name)}
+    """Collect the values of `options` that were written, by keyword name."""
+    found = {}
+    for option in options:
+        if hasattr(args, option.dest):
+            value = getattr(args, option.dest)
+            found[option.name] = not value if option.is_inverse else tuple(value) if option.many else value
+    return found
+
+
+def _help(option: Option) -> str:
+    text = option.help.replace("%", "%%")
+    if option.choices:
+        text += f" ({', '.join(str(one) for one in option.choices if one is not None)})"
+    return text

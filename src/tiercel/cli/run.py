@@ -11,8 +11,9 @@ from tiercel.base.errors import ConfigError, ModelNotFound, RequestError
 from tiercel.cli.answer import TextEngine, show_answer, show_stats
 from tiercel.cli.options import (
     ENGINE_OPTIONS,
-    REMOVED_FLAGS,
     SAMPLING_OPTIONS,
+    SOURCE_OPTIONS,
+    add_engine_options,
     add_options,
     given_options,
 )
@@ -28,7 +29,10 @@ _BLAS = "OPENBLAS_NUM_THREADS"
 
 # The seed of `run` is the answer's, and it has one request at a time.
 _SERVER_ONLY = frozenset(
-    {"seed", "skip_tokenizer_init", "max_logprobs", "max_waiting", "structured_outputs_config", "scheduling_policy"}
+    {
+        *("seed", "skip_tokenizer_init", "max_logprobs", "max_waiting", "scheduling_policy"),
+        *("stream_interval", "structured_outputs_config"),
+    }
 )
 _ENGINE_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.name not in _SERVER_ONLY)
 
@@ -42,15 +46,14 @@ def configure(parser: CommandParser) -> None:
         "line. Without a prompt, on a terminal: a chat, in which /help says more. Answers are sampled at temperature "
         "0.7, top_p 0.95, unless the flags say otherwise. The exit code is 130 after Ctrl-C."
     )
-    parser.removed |= REMOVED_FLAGS
     parser.add_argument("words", nargs="*", metavar="MODEL PROMPT", help="a model, a prompt, or both")
     parser.add_argument("-m", "--model", metavar="MODEL", help="the model, whatever the words are")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without a chat template")
     parser.add_argument("--stats", action="store_true", help="say on standard error how long it took")
     add_model_source(parser)
-    add_options(parser, SAMPLING_OPTIONS, title="sampling")
-    add_options(parser, _ENGINE_OPTIONS, title="engine")
+    add_options(parser, SAMPLING_OPTIONS)
+    add_engine_options(parser, _ENGINE_OPTIONS)
 
 
 def execute(args: Any) -> int:
@@ -63,8 +66,9 @@ def execute(args: Any) -> int:
     make_params(settings)
     options = given_options(args, _ENGINE_OPTIONS)
     engine_options(**options)
-    found = find_model(request, offline=args.offline, revision=args.revision)
-    engine = open_engine(str(found.path), options)
+    source = given_options(args, SOURCE_OPTIONS)
+    found = find_model(request, offline=args.offline, **source)
+    engine = open_engine(str(found.path), options | for_tokenizer(source))
     try:
         if args.system is not None and not engine.has_chat_template:
             raise ConfigError(f"run: got --system, but {found.display_name} has no chat template; put it in the prompt")
@@ -88,19 +92,25 @@ def execute(args: Any) -> int:
 
 def add_model_source(parser: CommandParser) -> None:
     """Give `parser` the flags that say where a model may come from."""
-    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of a hub repository")
-    parser.add_argument("--offline", action="store_true", help="fetch nothing; use what is on this machine")
+    add_options(parser, SOURCE_OPTIONS)
+    source = parser.group("source")
+    source.add_argument("--offline", action="store_true", help="fetch nothing; use what is on this machine")
 
 
-def find_model(request: RunRequest, *, offline: bool, revision: str | None) -> ResolvedModel:
-    """Bring the requested model here, showing progress.
+def for_tokenizer(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what of `source` counts for a tokenizer from elsewhere too; a revision is the model's alone."""
+    return {name: value for name, value in source.items() if name != "revision"}
+
+
+def find_model(request: RunRequest, *, offline: bool, **source: Any) -> ResolvedModel:
+    """Bring the requested model here, showing progress; `source` are the values of `SOURCE_OPTIONS`.
 
     Raises:
         ModelNotFound: there is none; if its name stood where a prompt may, the message says how to send it as one.
     """
     try:
         with FetchProgress(request.model or "the default model") as progress:
-            return resolve(request.model, offline=offline, revision=revision, progress=progress)
+            return resolve(request.model, offline=offline, progress=progress, **source)
     except ModelNotFound as error:
         if not request.is_guess:
             raise

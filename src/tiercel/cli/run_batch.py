@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tiercel.base.config import engine_options
 from tiercel.base.errors import ConfigError
-from tiercel.cli.options import ENGINE_OPTIONS, REMOVED_FLAGS, add_options, given_options
+from tiercel.cli.options import ENGINE_OPTIONS, SOURCE_OPTIONS, add_engine_options, add_options, given_options
 from tiercel.cli.parsing import CommandParser, checked
-from tiercel.cli.run import add_model_source, find_model
+from tiercel.cli.run import add_model_source, find_model, for_tokenizer
 from tiercel.cli.run_request import RunRequest
-from tiercel.cli.serve import ServeConfig, build_facade
+from tiercel.cli.serve import ServeRequest, build_facade
 
 if TYPE_CHECKING:
     from tiercel.api.http.batch import BatchCounts
     from tiercel.api.http.facade import EngineFacade
+    from tiercel.base.options import Option
 
 _NO_SERVER = "nothing is listened on here; leave it out"
 
@@ -30,7 +31,7 @@ def configure(parser: CommandParser) -> None:
         'A line of the input: {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}. '
         "The exit code is 0 when every line was answered, 1 when some were refused or failed: their answers say why."
     )
-    parser.removed |= REMOVED_FLAGS | {
+    parser.removed |= {
         "host": _NO_SERVER,
         "port": _NO_SERVER,
         "url": _NO_SERVER,
@@ -44,30 +45,27 @@ def configure(parser: CommandParser) -> None:
         "-o", "--output-file", type=checked(_local), required=True, metavar="FILE", help="where the answers go"
     )
     parser.add_argument("--model", metavar="MODEL", help="a folder, .gguf file, catalogue name or org/name")
-    parser.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that lines may use for the model")
-    parser.add_argument("--tool-call-parser", default="auto", metavar="NAME", help="as of serve")
-    parser.add_argument("--reasoning-parser", default="auto", metavar="NAME", help="as of serve")
+    add_options(parser, _batch_rows())
     add_model_source(parser)
-    add_options(parser, ENGINE_OPTIONS, title="engine")
+    add_engine_options(parser)
 
 
 def execute(args: Any) -> int:
     """Answer the file; 1 if a line was not answered with 200."""
-    options = given_options(args, ENGINE_OPTIONS)
+    from dataclasses import replace
+
+    from tiercel.api.http.settings import ServerSettings
+
+    options, source = given_options(args, ENGINE_OPTIONS), given_options(args, SOURCE_OPTIONS)
     engine_options(**options)
+    given = {"served_names": ("model",), **given_options(args, _batch_rows())}
+    settings = ServerSettings(**given, has_docs=False, has_page=False)
     partial = args.output_file.with_name(args.output_file.name + ".partial")
     with args.input_file.open("rb") as requests, partial.open("wb") as answers:
-        found = find_model(RunRequest(args.model, None), offline=args.offline, revision=args.revision)
-        config = ServeConfig(
-            model=str(found.path),
-            host="127.0.0.1",
-            port=0,
-            served_names=tuple(args.served_model_name or (found.display_name,)),
-            shutdown_s=0.0,
-            engine_options=options,
-            tool_call_parser=args.tool_call_parser,
-            reasoning_parser=args.reasoning_parser,
-        )
+        found = find_model(RunRequest(args.model, None), offline=args.offline, **source)
+        if not hasattr(args, "served_model_name"):
+            settings = replace(settings, served_names=(found.display_name,))
+        config = ServeRequest(str(found.path), settings, options | for_tokenizer(source))
         try:
             counts = _answer(config, requests, answers)
         except BaseException:
@@ -92,24 +90,23 @@ def _local(text: str) -> Path:
     return path
 
 
-def _answer(config: ServeConfig, requests: BinaryIO, answers: BinaryIO) -> "BatchCounts":
+def _batch_rows() -> "tuple[Option, ...]":
+    """Give the server's rows that mean something for a file."""
+    from tiercel.api.http.settings import server_rows
+
+    is_ours = ("served_names",)
+    return tuple(row for row in server_rows() if row.group in ("chat", "limits") or row.name in is_ours)
+
+
+def _answer(config: ServeRequest, requests: BinaryIO, answers: BinaryIO) -> "BatchCounts":
     from tqdm import tqdm
 
-    from tiercel.api.http.settings import ServerSettings
-
-    settings = ServerSettings(
-        served_names=config.served_names,
-        tool_call_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser,
-        has_docs=False,
-        has_page=False,
-    )
     n_lines = sum(1 for line in requests if line.strip())
     requests.seek(0)
     engine = build_facade(config)
     try:
         with tqdm(total=n_lines, unit="line", file=sys.stderr, disable=None) as bar:
-            return asyncio.run(_run(engine, settings, requests, answers, bar))
+            return asyncio.run(_run(engine, config.settings, requests, answers, bar))
     finally:
         engine.close()
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tiercel.cli.options import SOURCE_OPTIONS, given_options
 from tiercel.cli.parsing import CommandParser
 from tiercel.cli.run import add_model_source, find_model
 from tiercel.cli.run_request import RunRequest
@@ -20,7 +21,7 @@ def configure(parser: CommandParser) -> None:
 
 def execute(args: Any) -> int:
     """Write what is known of the model."""
-    found = find_model(RunRequest(args.model, None), offline=args.offline, revision=args.revision)
+    found = find_model(RunRequest(args.model, None), offline=args.offline, **given_options(args, SOURCE_OPTIONS))
     told = describe_model(str(found.path), program=args.program, explain=args.explain)
     if args.json:
         import json

@@ -367,7 +367,15 @@ class EngineClient:
         request_id = request_id or os.urandom(16).hex()
         params = prepared.params
         arrival_s = self.core.clock()
-        state = RequestState(request_id, prepared.text, prepared.token_ids, params, self.tokenizer, arrival_s)
+        state = RequestState(
+            request_id,
+            prepared.text,
+            prepared.token_ids,
+            params,
+            self.tokenizer,
+            arrival_s,
+            stream_interval=self.core.config.stream_interval,
+        )
         new = self._sequences_of(prepared, request_id, arrival_s, thinking)
         handle = RequestHandle(self, state, [one.sequence_id for one in new])
         self._register(handle)

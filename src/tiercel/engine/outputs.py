@@ -65,13 +65,19 @@ class SequenceOutput:
     """One of a request's outputs: what has come, and how much of it has been read."""
 
     def __init__(
-        self, index: int, prompt_ids: list[int], params: SamplingParams, tokenizer: "Tokenizer | None"
+        self,
+        index: int,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        tokenizer: "Tokenizer | None",
+        stream_interval: int,
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.has_news = False
+        self._stream_interval = stream_interval
         self._params = params
         self._tokenizer = tokenizer
         has_text = tokenizer is not None and params.detokenize
@@ -87,8 +93,13 @@ class SequenceOutput:
         """Take an update; return whether a stop string ended the output while the engine still goes on with it."""
         if self.finish_reason is not None:
             return False
-        self.has_news = True
         self._take_logprobs(update)
+        is_stopped_here = self._take_tokens(update)
+        n_new = len(self.token_ids) - self._n_read
+        self.has_news = self._n_read == 0 or n_new >= self._stream_interval or self.finish_reason is not None
+        return is_stopped_here
+
+    def _take_tokens(self, update: SequenceUpdate) -> bool:
         last = len(update.token_ids) - 1
         is_stop_token = update.finish_reason == "stop" and not self._params.include_stop_str_in_output
         is_stop_token = is_stop_token and not update.is_complete
@@ -191,10 +202,12 @@ class RequestState:
         params: SamplingParams,
         tokenizer: "Tokenizer | None",
         arrival_s: float,
+        *,
+        stream_interval: int = 1,
     ) -> None:
         self.request_id = request_id
         self.lock = threading.Lock()
-        self.outputs = [SequenceOutput(i, prompt_ids, params, tokenizer) for i in range(params.n)]
+        self.outputs = [SequenceOutput(i, prompt_ids, params, tokenizer, stream_interval) for i in range(params.n)]
         self.n_open = params.n
         self.error: TiercelError | None = None
         self.is_read = False  # its last output, or its error, has been taken

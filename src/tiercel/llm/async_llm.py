@@ -54,7 +54,7 @@ class AsyncLLM:
 
         Leaving the generator, or cancelling the task that reads it, frees the request within a step.
         """
-        params = sampling_params or default_params(self._engine.plan.checkpoint.generation_config)
+        params = sampling_params or default_params(self._engine.plan.generation_defaults)
         stream = self.client.generate(prompt, params, request_id, priority=priority)
         try:
             async for output in stream:

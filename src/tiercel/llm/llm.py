@@ -27,7 +27,8 @@ class LLM:
     """A model in this process.
 
     `model` is a folder, a .gguf file, a catalogue name or `org/name`; None takes the catalogue's default. Further
-    options are those of `tiercel.base.config.EngineOptions`; an unknown one is refused with the nearest known name.
+    options are those of `tiercel.base.config.EngineOptions`, under vLLM's names (`docs/options.md` lists them); one
+    that is unknown, or gone from vLLM, is refused with the nearest known name or what to do instead.
 
     Raises: ModelNotFound, ModelFileError, UnsupportedModel, ConfigError, OutOfPages: the message says what to do.
     """
@@ -64,7 +65,7 @@ class LLM:
         """Return what a call without sampling parameters uses: vLLM's defaults with the model's own over them."""
         from tiercel.sampling.defaults import default_params
 
-        return default_params(self._engine.plan.checkpoint.generation_config)
+        return default_params(self._engine.plan.generation_defaults)
 
     def generate(
         self,

@@ -1,11 +1,19 @@
 """What a request's form may cost: the limits of structured output. Knows no grammar."""
 
 import dataclasses
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Final, Self
 
 from tiercel.base.errors import ConfigError
+
+# vLLM's names, with the values that say what is so anyway.
+_VLLM: Final[Mapping[str, tuple[object, ...]]] = {
+    "backend": ("auto", "guidance"),
+    "disable_any_whitespace": (False,),
+    "disable_additional_properties": (False,),
+    "disable_fallback": (False, True),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +56,20 @@ class GrammarLimits:
                 )
 
     @classmethod
-    def from_json(cls, text: str | None) -> Self:
-        """Build the limits from an engine's option.
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Build the limits from an engine's option. Of vLLM's names, the values that change nothing are taken.
 
-        Raises: ConfigError: it is no JSON object, a name is unknown or a value out of its range.
+        Raises: ConfigError: a name is unknown or a value out of its range.
         """
         known = [field.name for field in dataclasses.fields(cls)]
-        try:
-            options = json.loads(text) if text is not None else {}
-        except ValueError as error:
-            raise ConfigError(f"structured_outputs_config: it is not JSON ({error}); an object is needed") from None
-        if not isinstance(options, dict):
-            raise ConfigError(f"structured_outputs_config: got {text!r:.60}; a JSON object is needed")
-        for name in options:
-            if name not in known:
+        limits = {}
+        for name, value in options.items():
+            if name in _VLLM:
+                if value not in _VLLM[name]:
+                    taken = ", ".join(map(str, _VLLM[name]))
+                    raise ConfigError(f"structured_outputs_config.{name}: got {value!r}; only {taken} is there")
+            elif name not in known:
                 raise ConfigError(f"structured_outputs_config.{name}: unknown; known are {', '.join(known)}")
-        return cls(**options)
+            else:
+                limits[name] = value
+        return cls(**limits)

@@ -151,17 +151,17 @@ def served(monkeypatch, tiny):
 
 def test_serve_listens_on_this_machine_only_unless_told_otherwise(served, home):
     assert main(["serve"]) == 0
-    config = served[0]
-    assert (config.host, config.port, config.served_names) == ("127.0.0.1", 8000, ("tiny",))
-    assert config.model == f"{home}/models/tiny/tiny.gguf"
-    assert (config.api_keys, dict(config.engine_options)) == ((), {})
+    settings = served[0].settings
+    assert (settings.host, settings.port, settings.served_names) == ("127.0.0.1", 8000, ("tiny",))
+    assert served[0].model == f"{home}/models/tiny/tiny.gguf"
+    assert (settings.api_keys, dict(served[0].engine_options)) == ((), {})
 
 
 def test_serve_hands_on_its_flags(served):
     words = ["serve", "tiny", "--port", "9000", "--served-model-name", "a", "b", "--max-num-seqs", "8", "--seed", "3"]
     assert main(words) == 0
-    assert served[0].served_names == ("a", "b")
-    assert served[0].port == 9000
+    assert served[0].settings.served_names == ("a", "b")
+    assert served[0].settings.port == 9000
     assert dict(served[0].engine_options) == {"max_num_seqs": 8, "seed": 3}
 
 
@@ -169,7 +169,7 @@ def test_serve_takes_keys_from_the_environment_and_tells_none(served, monkeypatc
     monkeypatch.setenv("TIERCEL_API_KEY", "secret-one")
     monkeypatch.setenv("VLLM_API_KEY", "secret-two")
     assert main(["serve", "--host", "0.0.0.0", "--api-key", "secret-three"]) == 0
-    assert served[0].api_keys == ("secret-three", "secret-one", "secret-two")
+    assert served[0].settings.api_keys == ("secret-three", "secret-one", "secret-two")
     assert "secret" not in repr(served[0])
     said = capsys.readouterr()
     assert "secret-" not in said.out + said.err
@@ -190,7 +190,7 @@ def test_serve_beyond_this_machine_needs_a_key_or_a_word(served, capsys):
         (["--port", "70000"], "need 1024 to 65535"),
         (["--served-model-name", "a"], "without a model"),
         (["tiny", "--api-key", " "], "empty key"),
-        (["tiny", "--shutdown-timeout", "-1"], "need 0 or more"),
+        (["tiny", "--shutdown-timeout", "-1"], "needs a number of 0 or more"),
         (["tiny", "--dtype", "int3"], "dtype"),
         (["--model", "tiny"], "tiercel serve MODEL"),
         (["tiny", "--swap_space", "4"], "removed"),

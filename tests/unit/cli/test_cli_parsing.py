@@ -2,11 +2,13 @@ import dataclasses
 
 import pytest
 
-from tiercel.base.config import REMOVED, EngineOptions
+from tiercel.base.absent import REMOVED
+from tiercel.base.config import EngineOptions
 from tiercel.cli.options import (
     ENGINE_OPTIONS,
-    REMOVED_FLAGS,
     SAMPLING_OPTIONS,
+    SOURCE_OPTIONS,
+    add_engine_options,
     add_options,
     given_options,
 )
@@ -17,10 +19,9 @@ from tiercel.protocol.params import SamplingParams
 @pytest.fixture
 def parser():
     parser = CommandParser("tiercel test", "a test")
-    parser.removed |= REMOVED_FLAGS
     parser.add_argument("words", nargs="*")
     parser.add_argument("-m", "--model")
-    add_options(parser, ENGINE_OPTIONS, title="engine")
+    add_engine_options(parser)
     return parser
 
 
@@ -95,12 +96,12 @@ def test_a_value_of_the_wrong_form_names_its_flag(parser, capsys, text):
     assert "got" in said
 
 
-@pytest.mark.parametrize("name", sorted(REMOVED_FLAGS))
+@pytest.mark.parametrize("name", sorted(REMOVED))
 @pytest.mark.parametrize("sign", "-_")
 @pytest.mark.parametrize("value", [["3"], []], ids=["value", "bare"])
 def test_a_removed_flag_is_refused_with_its_hint(parser, capsys, name, sign, value):
-    said = refused(parser, capsys, "--" + name.replace("-", sign), *value)
-    assert said == f"tiercel test: --{name}: {REMOVED_FLAGS[name]}"
+    said = refused(parser, capsys, "--" + name.replace("_", sign), *value)
+    assert said == f"tiercel test: --{name.replace('_', '-')}: {REMOVED[name]}"
 
 
 def test_a_removed_flag_with_its_value_attached_is_refused(parser, capsys):
@@ -122,13 +123,8 @@ def test_one_word_too_many_for_a_single_place_is_refused(capsys):
 
 
 def test_every_engine_option_has_a_flag_and_every_flag_an_option():
-    known = {field.name for field in dataclasses.fields(EngineOptions)} - {"model", "revision"}
-    assert {option.name for option in ENGINE_OPTIONS} == known
-
-
-def test_every_removed_keyword_is_a_removed_flag():
-    assert {name.replace("_", "-") for name in REMOVED} <= set(REMOVED_FLAGS)
-    assert not set(REMOVED_FLAGS) & {option.flag[2:] for option in (*ENGINE_OPTIONS, *SAMPLING_OPTIONS)}
+    known = {field.name for field in dataclasses.fields(EngineOptions)} - {"model"}
+    assert {option.name for option in (*ENGINE_OPTIONS, *SOURCE_OPTIONS)} == known
 
 
 def test_every_sampling_option_is_a_parameter():
@@ -138,5 +134,5 @@ def test_every_sampling_option_is_a_parameter():
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "x", ""])
 def test_what_is_no_finite_number_is_refused(text, capsys):
     parser = CommandParser("tiercel test", "a test")
-    add_options(parser, SAMPLING_OPTIONS, title="sampling")
+    add_options(parser, SAMPLING_OPTIONS)
     assert "need a number" in refused(parser, capsys, f"--temperature={text}")

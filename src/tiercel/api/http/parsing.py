@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,15 +102,20 @@ def thinking_marks(
 
 
 def _is_thinking(service: "Service", ask: "ChatRequest", prompt: str) -> bool:
-    return service.parsers.thinks_first(prompt, is_enabled=_is_thinking_wanted(ask), continued=_continued(ask))
+    return service.parsers.thinks_first(prompt, is_enabled=_is_thinking_wanted(ask, service), continued=_continued(ask))
 
 
-def _is_thinking_wanted(ask: "ChatRequest") -> bool | None:
-    kwargs = ask.chat_template_kwargs or {}
-    for name in ("enable_thinking", "thinking"):
-        if isinstance(kwargs.get(name), bool):
-            return bool(kwargs[name])
-    return None if ask.reasoning_effort is None else ask.reasoning_effort != "none"
+def _is_thinking_wanted(ask: "ChatRequest", service: "Service") -> bool | None:
+    """Say what the request asks of the template, else its effort, else what the server does by default."""
+    wanted = _thinking_in(ask.chat_template_kwargs or {})
+    if wanted is None and ask.reasoning_effort is not None:
+        return ask.reasoning_effort != "none"
+    return _thinking_in(service.settings.default_chat_template_kwargs) if wanted is None else wanted
+
+
+def _thinking_in(kwargs: Mapping[str, Any]) -> bool | None:
+    found = (kwargs[name] for name in ("enable_thinking", "thinking") if isinstance(kwargs.get(name), bool))
+    return next(found, None)
 
 
 def _continued(ask: "ChatRequest") -> str | None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tiercel.api.http.history import has_tool_turns, normalised
 from tiercel.api.http.schema import Generation
+from tiercel.api.http.settings import NOT_TEMPLATE_KWARGS
 from tiercel.base.errors import PromptTooLong, RequestError
 from tiercel.text.tool_prompt import spelled_out
 
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
 
 N_MESSAGES_MAX: Final = 10_000
 N_PARTS_MAX: Final = 1_000
-# Keywords of `ChatTemplate.render` itself; each has a field of its own.
-_NOT_KWARGS: Final = frozenset(
-    {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
-)
 
 
 def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messages: Sequence[Mapping[str, Any]]) -> str:
@@ -31,18 +28,7 @@ def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messag
     messages = normalised(messages, knows_developer=service.template_knows_developer)
     if not service.template_takes_tools and (tools or has_tool_turns(messages)):
         messages, tools = spelled_out(messages, tools), None
-    kwargs = dict(ask.chat_template_kwargs or {})
-    for name in kwargs:
-        if name in _NOT_KWARGS:
-            raise RequestError(
-                f"chat_template_kwargs: got {name!r}; variables of the template are needed; set it as a field of the "
-                "request",
-                param="chat_template_kwargs",
-            )
-    effort = getattr(ask, "reasoning_effort", None)
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
-        kwargs.setdefault("enable_thinking", effort != "none")
+    kwargs = template_kwargs(service, ask)
     continues = bool(ask.continue_final_message)
     if continues and ask.add_generation_prompt:
         raise RequestError(
@@ -58,6 +44,26 @@ def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messag
         documents=getattr(ask, "documents", None),
         **kwargs,
     )
+
+
+def template_kwargs(service: "Service", ask: "ChatRequest | TokenizeRequest") -> dict[str, Any]:
+    """Give the template's variables: the request's, then what its effort says of them, then the server's.
+
+    Raises: RequestError: one is a field of the request, and no variable.
+    """
+    kwargs = dict(ask.chat_template_kwargs or {})
+    for name in kwargs:
+        if name in NOT_TEMPLATE_KWARGS:
+            raise RequestError(
+                f"chat_template_kwargs: got {name!r}; variables of the template are needed; set it as a field of the "
+                "request",
+                param="chat_template_kwargs",
+            )
+    effort = getattr(ask, "reasoning_effort", None)
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+        kwargs.setdefault("enable_thinking", effort != "none")
+    return {**service.settings.default_chat_template_kwargs, **kwargs}
 
 
 def encode(service: "Service", text: str, *, add_special_tokens: bool, is_cut_later: bool) -> list[int]:

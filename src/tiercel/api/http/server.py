@@ -149,7 +149,7 @@ async def _run(settings: ServerSettings, engine: EngineFacade, listener: socket.
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, stopper.on_signal)
     tasks = [asyncio.create_task(_watch(engine, stopper))]
-    if settings.stats_interval_s:
+    if settings.has_stats_log and settings.stats_interval_s:
         logging_ = keep_logging(lambda: engine.client.snapshot, settings.stats_interval_s)
         tasks.append(asyncio.create_task(logging_))
     try:

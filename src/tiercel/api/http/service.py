@@ -24,7 +24,7 @@ from tiercel.api.http.responses_api.store import ResponseStore
 from tiercel.api.http.running import Running
 from tiercel.api.http.settings import ServerSettings
 from tiercel.api.http.tracing import make_tracer, note_running
-from tiercel.base.errors import ModelFileError, RequestError, TiercelError, UnknownModel
+from tiercel.base.errors import ConfigError, ModelFileError, RequestError, TiercelError, UnknownModel
 from tiercel.engine.client import RequestHandle
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 from tiercel.text.chat_template import ChatTemplate, default_template
@@ -79,10 +79,12 @@ class Service:
         # Forms may take seconds to compile: other requests do not wait for them.
         self._form_pool = ThreadPoolExecutor(settings.n_threads, "tiercel-forms")
         self.parsers = _choose_parsers(engine.tokenizer, settings)
-        self._template = _compile_template(engine.tokenizer, has_tools=False)
-        source = _template_source(engine.tokenizer, has_tools=True)
-        is_other = source != _template_source(engine.tokenizer, has_tools=False)
-        self._tool_template = _compile_template(engine.tokenizer, has_tools=True) if is_other else self._template
+        given = settings.chat_template
+        plain, source = (
+            given or _template_source(engine.tokenizer, has_tools=has_tools) for has_tools in (False, True)
+        )
+        self._template = _compile_template(engine.tokenizer, plain, is_given=given is not None)
+        self._tool_template = self._template if source == plain else _compile_template(engine.tokenizer, source)
         # Without a place for them in the template, tools are told in words, and a developer is the system.
         self.template_takes_tools = "tools" in (source or "")
         self.template_knows_developer = "developer" in (source or "")
@@ -235,7 +237,7 @@ def _choose_parsers(tokenizer: Tokenizer | None, settings: ServerSettings) -> Pa
     if tokenizer is None:
         return ParserChoice()
     return choose(
-        _template_source(tokenizer, has_tools=True),
+        settings.chat_template or _template_source(tokenizer, has_tools=True),
         lambda token: tokenizer.id_of(token) is not None,
         calls=settings.tool_call_parser,
         reasoning=settings.reasoning_parser,
@@ -252,13 +254,17 @@ def _template_source(tokenizer: Tokenizer | None, *, has_tools: bool) -> str | N
     return tokenizer.chat_template or named
 
 
-def _compile_template(tokenizer: Tokenizer | None, *, has_tools: bool) -> ChatTemplate | TiercelError:
-    """Compile the model's template, once; without a usable one, say what a chat gets to hear."""
+def _compile_template(
+    tokenizer: Tokenizer | None, source: str | None, *, is_given: bool = False
+) -> ChatTemplate | TiercelError:
+    """Compile a template, once; without a usable one of the model's, say what a chat gets to hear.
+
+    Raises: ConfigError: one that was given cannot be used.
+    """
     if tokenizer is None:
         return RequestError(
             "messages: this model is served without a tokenizer; send token ids to /v1/completions", param="messages"
         )
-    source = _template_source(tokenizer, has_tools=has_tools)
     if source is None:
         return RequestError(
             "messages: this model has no chat template; send a text to /v1/completions", param="messages"
@@ -268,5 +274,7 @@ def _compile_template(tokenizer: Tokenizer | None, *, has_tools: bool) -> ChatTe
     try:
         return ChatTemplate(source, bos_token=bos, eos_token=eos)
     except ModelFileError as error:
+        if is_given:
+            raise ConfigError(f"chat_template: {error}") from None
         _log.warning("chats will be refused: %s", error)
         return error

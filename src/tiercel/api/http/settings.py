@@ -1,105 +1,404 @@
-"""The server's settings and limits: one frozen value, checked as a whole. Knows no engine and no command line."""
+"""The server's settings and limits: one frozen value, checked as a whole. Knows no engine and no command line.
 
-from dataclasses import dataclass, field
-from typing import Final
+Each field is a row of the table of options: `base.options` says what follows from one, and how to add one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from tiercel.base.errors import ConfigError
+from tiercel.base.options import Option, option, options_of, parse_float, parse_object, parse_template
+from tiercel.base.units import parse_bytes, parse_int_human
 from tiercel.text.parsers.registry import check_names
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+# Keywords of `ChatTemplate.render` itself; each has a field of a request.
+NOT_TEMPLATE_KWARGS: Final = frozenset(
+    {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+)
+_KEYS_FROM: Final = ("TIERCEL_API_KEY", "VLLM_API_KEY")
+
+
+def parse_port(text: str) -> int:
+    """Read a port: 1024 to 65535, or 0 for any free one.
+
+    Raises:
+        ConfigError: `text` is none of these.
+    """
+    port = parse_int_human(text)
+    if port != 0 and not 1024 <= port <= 65535:
+        raise ConfigError(f"got {port}; need 1024 to 65535, or 0 for any free port")
+    return port
+
+
+def _parse_tools(text: str) -> str:
+    check_names(text, "auto")
+    return text
+
+
+def _parse_reasoning(text: str) -> str:
+    check_names("auto", text)
+    return text
+
+
+def _one_key(text: str) -> tuple[str, ...]:
+    return (text,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What one HTTP server is told.
+    """What one HTTP server is told; each row says what it does, and why its default is what it is."""
 
-    served_names         names clients may use; the first is the one that answers carry
-    host, port           where to listen; port 0 takes any free one. Loopback: nobody else gets in by default
-    api_keys             any of them opens every route; never printed
-    is_insecure          listen beyond this machine without a key
-    has_page             GET / is a page to chat with the model and to look at the engine
-    has_open_metrics     /metrics answers without a key, for a scraper that has none
-    shutdown_s           how long running requests may go on after SIGTERM; 30 s is what orchestrators grant
-    body_bytes_max       64 MiB, of a request
-    read_stall_s         60: a body that comes more slowly than this between two pieces is given up
-    write_stall_s        60: a reader that takes nothing for so long loses its request
-    thread_stall_s       120: a thread that has not answered for so long is dead to /health; no step takes half of it
-    has_docs             /docs and /openapi.json are served
-    has_tokenizer_info   /tokenizer_info is served: it tells all there is to know of the tokenizer
-    keep_alive_s         5, idle, as uvicorn and vLLM
-    header_bytes_max     64 KiB, of one request; n_headers_max 256
-    n_outputs_max        128: `n` of a request, before anything is copied
-    n_prompts_max        1024: prompts of one completion request, as vLLM
-    n_open_max           1024: requests under way, beyond which they are told to come back; the engine's own queue is
-                         bounded too (max_waiting), this bounds bodies and threads
-    n_tools_max          128: tools of a request, and tools_bytes_max 1 MiB of them: all go through the template
-    n_stored_max         1000: responses that are kept to be asked for again, the oldest go first; 0 keeps none
-    store_bytes_max      256 MiB: of them and their conversations, as JSON; some 2,500 conversations of 100 KB
-    store_ttl_s          24 h: how long one is kept; a working day's conversations go on, nobody's words stay for long
-    n_background_max     128: responses that run with nobody waiting; more are told to come back
-    event_log_bytes_max  16 MiB: events of one response in the background, some 60,000 tokens; then the oldest go
-    tool_call_parser     how the model writes calls: "auto" finds it in the template and vocabulary, "none" has none
-    reasoning_parser     the same for reasoning
-    otlp_traces_endpoint where spans go, as http://collector:4318/v1/traces; None: no tracing
-    stats_interval_s     10: between two lines of the log that say how fast the engine is; 0: none
-    n_threads            2: for templates and tokenising, off the event loop; more would only take cores from the model
-    """
-
-    served_names: tuple[str, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    is_insecure: bool = False
-    has_page: bool = True
-    has_open_metrics: bool = False
-    shutdown_s: float = 30.0
-    body_bytes_max: int = 64 << 20
-    read_stall_s: float = 60.0
-    write_stall_s: float = 60.0
-    thread_stall_s: float = 120.0
-    has_docs: bool = True
-    has_tokenizer_info: bool = False
-    keep_alive_s: int = 5
-    header_bytes_max: int = 64 << 10
-    n_headers_max: int = 256
-    n_outputs_max: int = 128
-    n_prompts_max: int = 1024
-    n_open_max: int = 1024
-    n_tools_max: int = 128
-    tools_bytes_max: int = 1 << 20
-    n_stored_max: int = 1000
-    store_bytes_max: int = 256 << 20
-    store_ttl_s: float = 86_400.0
-    n_background_max: int = 128
-    event_log_bytes_max: int = 16 << 20
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    otlp_traces_endpoint: str | None = None
-    stats_interval_s: float = 10.0
-    n_threads: int = 2
+    host: str = option(
+        "127.0.0.1",
+        metavar="HOST",
+        group="server",
+        is_common=True,
+        help="the address to listen on; 0.0.0.0 is all of them",
+        why="nobody else gets in",
+    )
+    port: int = option(
+        8000,
+        parse=parse_port,
+        least=0,
+        metavar="PORT",
+        group="server",
+        is_common=True,
+        help="the port to listen on; 0 takes any free one",
+        why="vLLM's",
+    )
+    served_names: tuple[str, ...] = option(
+        (),
+        flag="--served-model-name",
+        many="words",
+        metavar="NAME",
+        group="server",
+        is_common=True,
+        help="names clients may use; answers carry the first",
+        why="the model's own name",
+    )
+    api_keys: tuple[str, ...] = option(
+        (),
+        flag="--api-key",
+        many="repeat",
+        is_shown=False,
+        metavar="KEY",
+        group="server",
+        is_common=True,
+        env=tuple((name, _one_key) for name in _KEYS_FROM),
+        help="a key that opens every route; repeatable. Those of the environment, which others cannot see, count too",
+        why="on this machine only, nobody is kept out",
+    )
+    is_insecure: bool = option(
+        False,
+        flag="--insecure",
+        parse=None,
+        group="server",
+        help="listen beyond this machine without a key",
+        why="whoever finds an open server uses it",
+    )
+    has_open_metrics: bool = option(
+        False,
+        flag="--open-metrics",
+        parse=None,
+        group="server",
+        help="let /metrics be read without a key, by a scraper that has none",
+        why="it tells how much is asked, and when",
+    )
+    has_page: bool = option(
+        True,
+        flag="--ui",
+        parse=None,
+        group="server",
+        help="serve a page at / to chat with the model and to look at the engine",
+        why="it fetches nothing from elsewhere",
+    )
+    has_docs: bool = option(
+        True,
+        flag="--disable-fastapi-docs",
+        is_inverse=True,
+        parse=None,
+        group="server",
+        help="serve no /docs and no /openapi.json",
+        why="they describe what is there, and fetch nothing from elsewhere",
+    )
+    has_tokenizer_info: bool = option(
+        False,
+        flag="--enable-tokenizer-info-endpoint",
+        parse=None,
+        group="server",
+        help="let /tokenizer_info tell all there is to know of the tokenizer",
+        why="it holds the whole chat template",
+    )
+    shutdown_s: float = option(
+        30.0,
+        flag="--shutdown-timeout",
+        parse=parse_float,
+        least=0.0,
+        metavar="S",
+        group="server",
+        help="seconds that running requests may go on after SIGTERM",
+        why="what orchestrators grant",
+    )
+    n_threads: int = option(
+        2,
+        flag="--renderer-num-workers",
+        parse=parse_int_human,
+        least=1,
+        metavar="N",
+        group="server",
+        help="threads for templates and tokenising, off the event loop",
+        why="more would only take cores from the model",
+    )
+    chat_template: str | None = option(
+        None,
+        parse=parse_template,
+        metavar="FILE|TEXT",
+        group="chat",
+        help="write prompts of chats by this template, in a file or as it stands, instead of the model's",
+        why="a model brings its own",
+    )
+    default_chat_template_kwargs: Mapping[str, Any] = option(
+        {},
+        parse=parse_object,
+        keys=(),
+        metavar="JSON",
+        group="chat",
+        help="variables of the template that a request may leave out, as in '{\"enable_thinking\": false}'",
+        why="the template's own defaults",
+    )
+    tool_call_parser: str = option(
+        "auto",
+        parse=_parse_tools,
+        metavar="NAME",
+        group="chat",
+        help="how the model writes tool calls, as in hermes; none: not at all",
+        why="found in its template and vocabulary",
+    )
+    reasoning_parser: str = option(
+        "auto",
+        parse=_parse_reasoning,
+        metavar="NAME",
+        group="chat",
+        help="how the model marks its reasoning, as in qwen3; none: not at all",
+        why="found in its template and vocabulary",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        metavar="URL",
+        group="logs",
+        help="send a span for each request to this OpenTelemetry collector, as http://collector:4318/v1/traces",
+        why="nothing is sent anywhere unasked",
+    )
+    has_stats_log: bool = option(
+        True,
+        flag="--disable-log-stats",
+        is_inverse=True,
+        parse=None,
+        group="logs",
+        help="do not log throughput and load",
+        why="one line every ten seconds, and none while idle",
+    )
+    stats_interval_s: float = option(
+        10.0,
+        flag="--log-stats-interval",
+        parse=parse_float,
+        least=0.0,
+        metavar="S",
+        group="logs",
+        env=(("VLLM_LOG_STATS_INTERVAL", parse_float),),
+        help="seconds between two lines of the log that say how fast the engine is; 0: none",
+        why="vLLM's",
+    )
+    body_bytes_max: int = option(
+        64 << 20,
+        parse=parse_bytes,
+        least=1,
+        metavar="SIZE",
+        group="limits",
+        help="the most bytes of a request",
+        why="a long conversation with its tools is far below",
+    )
+    header_bytes_max: int = option(
+        64 << 10,
+        flag="--h11-max-incomplete-event-size",
+        parse=parse_bytes,
+        least=1024,
+        metavar="SIZE",
+        group="limits",
+        help="the most bytes of a request's headers",
+        why="no client sends more",
+    )
+    n_headers_max: int = option(
+        256,
+        flag="--h11-max-header-count",
+        parse=parse_int_human,
+        least=1,
+        metavar="N",
+        group="limits",
+        help="the most headers of a request",
+        why="vLLM's",
+    )
+    read_stall_s: float = option(
+        60.0,
+        parse=parse_float,
+        least=0.0,
+        metavar="S",
+        group="limits",
+        help="seconds between two pieces of a body, after which it is given up",
+        why="a slow line is faster",
+    )
+    write_stall_s: float = option(
+        60.0,
+        parse=parse_float,
+        least=0.0,
+        metavar="S",
+        group="limits",
+        help="seconds in which a reader takes nothing, after which its request ends",
+        why="a reader that is there takes something",
+    )
+    thread_stall_s: float = option(
+        120.0,
+        parse=parse_float,
+        least=0.0,
+        metavar="S",
+        group="limits",
+        help="seconds without an answer of a thread, after which /health calls it dead",
+        why="no step takes half of it",
+    )
+    keep_alive_s: int = option(
+        5,
+        flag="--timeout-keep-alive",
+        parse=parse_int_human,
+        least=0,
+        metavar="S",
+        group="limits",
+        env=(("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", parse_int_human),),
+        help="seconds that an idle connection stays open",
+        why="uvicorn's, and vLLM's",
+    )
+    n_outputs_max: int = option(
+        128,
+        parse=parse_int_human,
+        least=1,
+        metavar="N",
+        group="limits",
+        env=(("VLLM_MAX_N_SEQUENCES", parse_int_human),),
+        help="the most answers (`n`) of a request",
+        why="OpenAI's",
+    )
+    n_prompts_max: int = option(
+        1024,
+        parse=parse_int_human,
+        least=1,
+        metavar="N",
+        group="limits",
+        env=(("VLLM_MAX_COMPLETION_PROMPTS", parse_int_human),),
+        help="the most prompts of a completion request",
+        why="vLLM's",
+    )
+    n_open_max: int = option(
+        1024,
+        parse=parse_int_human,
+        least=1,
+        metavar="N",
+        group="limits",
+        help="requests under way, beyond which clients are told to come back",
+        why="bounds bodies and threads; the engine's own queue has max_waiting",
+    )
+    n_tools_max: int = option(
+        128,
+        parse=parse_int_human,
+        least=0,
+        metavar="N",
+        group="limits",
+        help="the most tools of a request",
+        why="OpenAI's; all go through the template",
+    )
+    tools_bytes_max: int = option(
+        1 << 20,
+        parse=parse_bytes,
+        least=0,
+        metavar="SIZE",
+        group="limits",
+        help="the most bytes of a request's tools",
+        why="more than any context holds",
+    )
+    n_stored_max: int = option(
+        1000,
+        flag="--max-stored-responses",
+        parse=parse_int_human,
+        least=0,
+        metavar="N",
+        group="limits",
+        help="answers of /v1/responses that are kept in memory to be asked for again, the oldest go first; 0: none",
+        why="a working day's of a few people",
+    )
+    store_bytes_max: int = option(
+        256 << 20,
+        parse=parse_bytes,
+        least=1,
+        metavar="SIZE",
+        group="limits",
+        help="the most bytes of them and their conversations, as JSON",
+        why="some 2,500 conversations of 100 KB",
+    )
+    store_ttl_s: float = option(
+        86_400.0,
+        parse=parse_float,
+        least=0.001,
+        metavar="S",
+        group="limits",
+        help="seconds that one is kept",
+        why="24 h: a working day's conversations go on, nobody's words stay for long",
+    )
+    n_background_max: int = option(
+        128,
+        parse=parse_int_human,
+        least=1,
+        metavar="N",
+        group="limits",
+        help="responses that run with nobody waiting; more are told to come back",
+        why="as many as are worth keeping in the queue",
+    )
+    event_log_bytes_max: int = option(
+        16 << 20,
+        parse=parse_bytes,
+        least=1,
+        metavar="SIZE",
+        group="limits",
+        help="the most bytes of events of one response in the background, then the oldest go",
+        why="some 60,000 tokens",
+    )
 
     def __post_init__(self) -> None:
+        for row in options_of(ServerSettings):
+            row.check(getattr(self, row.name))
         if not self.served_names or not all(self.served_names):
-            raise ConfigError("server.served_names: got none, or an empty one; at least one name is needed")
+            raise ConfigError("served_names: got none, or an empty one; at least one name is needed")
         if any(not key.strip() for key in self.api_keys):
-            raise ConfigError("server.api_keys: got an empty key; some text is needed; leave it out")
+            raise ConfigError("api_keys: got an empty key; some text is needed; leave it out")
         if self.host not in LOOPBACK and not self.api_keys and not self.is_insecure:
             raise ConfigError(
-                f"server.host: {self.host} lets other machines in, and there is no key; give an API key, or say that "
-                "the network is closed (--insecure)"
+                f"host: {self.host} lets other machines in, and there is no key; give one with --api-key or in "
+                f"{_KEYS_FROM[0]}; or say --insecure if the network is closed"
             )
         check_names(self.tool_call_parser, self.reasoning_parser)
-        if self.stats_interval_s < 0:
-            raise ConfigError(f"server.stats_interval_s: got {self.stats_interval_s:g} s; 0 or more is needed")
-        if self.n_stored_max < 0:
-            raise ConfigError(f"server.n_stored_max: got {self.n_stored_max}; 0 or more is needed")
-        for name in ("store_bytes_max", "store_ttl_s", "n_background_max", "event_log_bytes_max"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"server.{name}: got {getattr(self, name)}; more than 0 is needed")
-        if self.shutdown_s < 0:
-            raise ConfigError(f"server.shutdown_s: got {self.shutdown_s:g} s; 0 or more is needed")
+        for name in self.default_chat_template_kwargs:
+            if name in NOT_TEMPLATE_KWARGS:
+                raise ConfigError(
+                    f"default_chat_template_kwargs: got {name!r}, a field of a request; variables of the template are "
+                    "needed; leave it out"
+                )
 
     @property
     def model_id(self) -> str:
         """The name that answers carry."""
         return self.served_names[0]
+
+
+def server_rows(*groups: str) -> tuple[Option, ...]:
+    """Give the server's rows of some groups; of none: all."""
+    rows = options_of(ServerSettings)
+    return tuple(row for row in rows if not groups or row.group in groups)
