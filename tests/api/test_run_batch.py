@@ -154,7 +154,7 @@ def command(make_rig, monkeypatch, tmp_path):
     rigs = []
 
     def build(config):
-        rigs.append(make_rig(settings={"served_names": config.served_names}))
+        rigs.append(make_rig(settings={"served_names": config.settings.served_names}))
         return rigs[-1].facade
 
     monkeypatch.chdir(tmp_path)

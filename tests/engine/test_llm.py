@@ -323,7 +323,7 @@ def test_an_unknown_option_is_refused_with_the_nearest(name, nearest):
 
 
 def test_an_option_like_no_other_is_refused_with_all_of_them():
-    with pytest.raises(UnknownOption, match="known are model, tokenizer,"):
+    with pytest.raises(UnknownOption, match="known are model, revision,"):
         LLM("no-such-model", zzz=1)
 
 

@@ -301,7 +301,7 @@ class ServerSettings:
     n_open_max: int = option(
         1024,
         parse=parse_int_human,
-        least=1,
+        least=0,
         metavar="N",
         group="limits",
         help="requests under way, beyond which clients are told to come back",
