@@ -118,6 +118,18 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "renderer_num_workers": ((1,), False),
         "disable_custom_all_reduce": ((False, True), True),
         "enable_fault_tolerance": ((False,), True),
+        "fault_tolerance_config": (({},), False),
+        "cpu_distributed_timeout_seconds": ((), False),
+        "dcp_comm_backend": (("ag_rs",), False),
+        "dcp_kv_cache_interleave_size": ((1,), False),
+        "cp_kv_cache_interleave_size": ((1,), False),
+        "disable_nccl_for_dp_synchronization": ((False, True), True),
+        "dp_supervisor_probe_interval_s": ((5,), False),
+        "dp_supervisor_probe_timeout_s": ((5,), False),
+        "dp_supervisor_probe_failure_threshold": ((3,), False),
+        "numa_bind_cpus": ((), False),
+        "numa_bind_nodes": ((), False),
+        "ray_workers_use_nsight": ((False,), True),
     },
     _GPU: {
         "enable_dbo": ((False,), True),
@@ -133,6 +145,17 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "max_cudagraph_capture_size": ((), False),
         "cudagraph_metrics": ((False,), True),
         "enable_flashinfer_autotune": ((False,), True),
+        "enable_bf16x3_router_gemm": ((False,), True),
+        "enable_cumem_allocator": ((False,), True),
+        "ubatch_size": ((0,), False),
+        "dbo_decode_token_threshold": ((32,), False),
+        "dbo_prefill_token_threshold": ((512,), False),
+        "offload_group_size": ((0,), False),
+        "offload_num_in_group": ((1,), False),
+        "offload_prefetch_step": ((1,), False),
+        "jit_monitor_mode": (("warn",), False),
+        "jit_monitor_verbose": ((False,), True),
+        "ir_op_priority": (({},), False),
     },
     f"{_GPU}; set kv_cache_memory_bytes": {"gpu_memory_utilization": ((0.9, 0.92), False)},
     "weights are in host memory already": {"cpu_offload_gb": ((0,), False)},
@@ -150,6 +173,12 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "hf_overrides": (({},), False),
         "hf_config_path": ((), False),
         "config_format": (("auto", "hf"), False),
+        "model_class_overrides": (({},), False),
+        "kv_cache_dtype_skip_layers": (([],), False),
+        "kv_sharing_fast_prefill": ((False,), True),
+        "prefix_match_unit": ((), False),
+        "use_fp64_gumbel": ((False,), True),
+        "return_sampling_mask": ((False,), True),
     },
     _LORA: {
         "enable_lora": ((False,), True),
@@ -161,6 +190,10 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "fully_sharded_loras": ((False,), True),
         "lora_target_modules": ((), False),
         "default_mm_loras": ((), False),
+        "enable_tower_connector_lora": ((False,), True),
+        "specialize_active_lora": ((False,), True),
+        "enable_mixed_moe_lora_format": ((False,), True),
+        "enable_moe_shared_loras": ((False,), True),
     },
     _MEDIA: {
         "allowed_local_media_path": (("",), False),
@@ -177,6 +210,23 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "language_model_only": ((False, True), True),
         "ec_transfer_config": ((), False),
         "enable_mm_processor_stats": ((False,), True),
+        "ec_manager_config": (({},), False),
+        "disable_chunked_mm_input": ((False, True), True),
+        "mm_processor_cache_type": (("lru",), False),
+        "mm_processor_device": (("auto", "cpu"), False),
+        "mm_hasher_algorithm": (("blake3",), False),
+        "mm_shm_cache_max_object_size_mb": ((128,), False),
+        "mm_encoder_only": ((False,), True),
+        "mm_encoder_attn_backend": ((), False),
+        "mm_encoder_attn_dtype": ((), False),
+        "mm_encoder_fp8_scale_path": ((), False),
+        "mm_encoder_fp8_scale_save_path": ((), False),
+        "mm_encoder_fp8_scale_save_margin": ((1.5,), False),
+        "mm_tensor_ipc": (("direct_rpc",), False),
+        "mm_ipc_gpu_memory_gb": ((0,), False),
+        "mm_device_do_normalize": ((False,), True),
+        "video_pruning_rate": ((), False),
+        "video_pruning_method": (("evs",), False),
     },
     _EXPERTS: {
         "enable_expert_parallel": ((False,), True),
@@ -186,12 +236,14 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "expert_placement_strategy": (("linear",), False),
         "enable_elastic_ep": ((False,), True),
         "enable_return_routed_experts": ((False,), True),
+        "enable_ep_weight_filter": ((False,), True),
     },
     _SPECULATION: {
         "speculative_config": ((), False),
         "spec_method": ((), False),
         "spec_model": ((), False),
         "spec_tokens": ((0,), False),
+        "diffusion_config": ((), False),
     },
     _TIERS: {
         "kv_offloading_size": ((0,), False),
@@ -204,6 +256,7 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "runner": (("auto", "generate"), False),
         "convert": (("auto", "none"), False),
         "pooler_config": (({},), False),
+        "enable_flash_late_interaction": ((False, True), True),
     },
     _STATE: {
         "mamba_cache_dtype": (("auto",), False),
@@ -211,6 +264,13 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "mamba_block_size": ((), False),
         "mamba_cache_mode": (("none",), False),
         "mamba_backend": (("triton",), False),
+        "mamba_ssu_algorithm": (("auto",), False),
+        "enable_mamba_cache_stochastic_rounding": ((False,), True),
+        "mamba_cache_philox_rounds": ((0,), False),
+        "replayssm_buffer_len": ((16,), False),
+        "use_replayssm": ((False,), True),
+        "gdn_prefill_backend": (("auto",), False),
+        "kda_prefill_backend": (("auto",), False),
     },
     _LOADING: {
         "load_format": (("auto",), False),
@@ -218,6 +278,8 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "ignore_patterns": (("original/**/*",), False),
         "model_loader_extra_config": (({},), False),
         "safetensors_load_strategy": (("lazy",), False),
+        "safetensors_prefetch_num_threads": ((8,), False),
+        "safetensors_prefetch_block_size": ((16777216,), False),
         "use_tqdm_on_load": ((True, False), True),
         "pt_load_map_location": (("cpu",), False),
         "quantization_config": ((), False),
@@ -269,6 +331,12 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
     },
     "there is nothing it would be handed on to": {"additional_config": (({},), False), "tool_server": ((), False)},
     "how a model marks its reasoning is reasoning_parser's": {"reasoning_config": ((), False)},
+    "routes of Cohere's are not there": {
+        "cohere_is_reasoning_model": ((True, False), True),
+        "cohere_format": (("cmd4",), False),
+    },
+    "unknown variables of the environment are told in the log": {"fail_on_environ_validation": ((False,), True)},
+    "a traceback of what failed is always in the log": {"log_error_stack": ((True, False), True)},
 }
 
 ABSENT: Final[dict[str, Absent]] = {
@@ -318,9 +386,16 @@ def why_not(name: str, value: Any) -> str | None:
     row = ABSENT[name]
     if value is None or any(_is_same(value, one) for one in row.same):
         return None
-    taken = ", ".join(_text(one) for one in row.same)
-    which = f"got {_text(value)[:60]}; only {taken} is taken, which changes nothing; leave it out"
-    return f"{row.why}; {which}" if row.same else f"{row.why}; leave it out"
+    return f"{described(name)} (got {_text(value)[:60]})" if row.same else described(name)
+
+
+def described(name: str) -> str:
+    """Say why a listed option is none here, and which values are taken all the same."""
+    if name in REMOVED:
+        return str(REMOVED[name])
+    row = ABSENT[name]
+    taken = " or ".join(_text(one) for one in row.same)
+    return f"{row.why}; only {taken} is taken, as it changes nothing" if row.same else f"{row.why}; leave it out"
 
 
 def refuse(name: str, value: Any) -> None:
@@ -335,7 +410,7 @@ def refuse(name: str, value: Any) -> None:
 
 def _is_same(value: Any, one: Any) -> bool:
     if isinstance(value, str):
-        return value == _text(one) or (not isinstance(one, bool | str) and _as_number(value) == one)
+        return value in (one, _text(one)) or (not isinstance(one, bool | str) and _as_number(value) == one)
     return isinstance(value, bool) == isinstance(one, bool) and bool(value == one)
 
 

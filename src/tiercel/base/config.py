@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tiercel.base.env import refuse_removed
 from tiercel.base.errors import ConfigError, UnknownOption
 from tiercel.base.options import Option, from_environment, option, options_of, parse_float, parse_object
 from tiercel.base.units import GIB, parse_bytes, parse_int_human
@@ -87,7 +88,7 @@ class EngineOptions:
         group="model",
         choices=("auto", "int8", "float32"),
         help="float32 switches the rounding of activations off",
-        why="quantised weights meet int8 activations: several times faster, and as good in perplexity",
+        why="quantised weights meet activations rounded to int8, as in other engines",
     )
     quantization: str | None = option(
         None,
@@ -290,6 +291,7 @@ def engine_options(*, environ: Mapping[str, str] | None = None, **given: Any) ->
         ConfigError: a value is out of its range.
     """
     environ = os.environ if environ is None else environ
+    refuse_removed(environ)
     rows = {row.name: row for row in options_of(EngineOptions)}
     taken: dict[str, Any] = {}
     for name, value in given.items():

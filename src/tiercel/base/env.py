@@ -86,20 +86,28 @@ def vllm_log_level(environ: Mapping[str, str] | None = None) -> str:
     return level
 
 
-def unread(environ: Mapping[str, str] | None = None) -> str | None:
-    """Say in one line which of vLLM's variables are set and not read here; None: none.
+def refuse_removed(environ: Mapping[str, str]) -> None:
+    """Refuse a variable that vLLM no longer knows.
 
-    Raises: UnknownOption: one that vLLM no longer knows is set; the message says what to do instead.
+    Raises: UnknownOption: one is set; the message says what to do instead.
     """
-    environ = os.environ if environ is None else environ
-    names = sorted(name for name, value in environ.items() if name.startswith(_VLLM) and value)
+    names = _vllm_names(environ)
     if not names:
-        return None
+        return
     from tiercel.base.absent import REMOVED_VARIABLES
 
     for name in names:
         if name in REMOVED_VARIABLES:
             raise UnknownOption(f"environment {name}: {REMOVED_VARIABLES[name]}")
+
+
+def _vllm_names(environ: Mapping[str, str]) -> list[str]:
+    return sorted(name for name, value in environ.items() if name.startswith(_VLLM) and value)
+
+
+def unread(environ: Mapping[str, str] | None = None) -> str | None:
+    """Say in one line which of vLLM's variables are set and not read here; None: none."""
+    names = _vllm_names(os.environ if environ is None else environ)
     told = [
         f"{name} ({_INSTEAD[name]})" if name in _INSTEAD else name
         for name in names

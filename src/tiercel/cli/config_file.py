@@ -125,11 +125,11 @@ def _value(parser: "CommandParser", action: argparse.Action, key: str, value: An
         values = value if isinstance(value, list) else [value]
         return [_one(action, one, where) for one in values]
     if row is not None and row.keys is not None:
-        if not isinstance(value, dict):
+        if not isinstance(value, dict | str):
             raise ConfigError(f"{where}: got {_shown(value)}; need names with values, as of a JSON object")
         import json
 
-        value = json.dumps(value)
+        value = value if isinstance(value, str) else json.dumps(value)
     return _one(action, value, where)
 
 

@@ -41,7 +41,7 @@ def help_text(parser: "CommandParser", about: str) -> str:
         return f"{', '.join(action.option_strings) or action.dest}\n    {action.help or ''}\n"
     name = flag[2:].replace("-", "_")
     if parser.knows_vllm and absent.is_listed(name):
-        return f"{flag}\n    {absent.why_not(name, 'any other value')}\n"
+        return f"{flag}\n    {absent.described(name)}\n"
     near = difflib.get_close_matches(flag, parser.flags, n=1) or difflib.get_close_matches(title, parser.titles, n=1)
     hint = f"did you mean {near[0]}?" if near else f"groups are {', '.join(parser.titles)}"
     raise ConfigError(f"{parser.prog} --help={about[:80]}: no such group or flag; {hint}")

@@ -59,7 +59,7 @@ def read_request(args: Any, environ: Mapping[str, str]) -> ServeRequest:
         )
     if "api_keys" in given:
         print("tiercel serve: other users can see --api-key; TIERCEL_API_KEY is not seen", file=sys.stderr)
-    settings = server_settings(given, environ)
+    settings = read_settings(args, environ)
     # Wrong values are told before anything is fetched or loaded.
     options, source = given_options(args, ENGINE_OPTIONS), given_options(args, SOURCE_OPTIONS)
     engine_options(environ=environ, **options)
@@ -67,6 +67,14 @@ def read_request(args: Any, environ: Mapping[str, str]) -> ServeRequest:
     if "served_names" not in given:
         settings = replace(settings, served_names=(found.display_name,))
     return ServeRequest(str(found.path), settings, options | for_tokenizer(source))
+
+
+def read_settings(args: Any, environ: Mapping[str, str]) -> ServerSettings:
+    """Build the settings from flags, a file and the environment.
+
+    Raises: ConfigError: as `ServerSettings`.
+    """
+    return server_settings(given_options(args, server_rows()), environ)
 
 
 def server_settings(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings:
