@@ -81,8 +81,12 @@ class Plan(msgspec.Struct, frozen=True):
     def generation_defaults(self) -> dict[str, Any]:
         """What a request gets that is silent about how it is sampled, in the form of generation_config.json.
 
-        Raises: ConfigError: the folder that the options name has none.
+        Raises: ConfigError: the folder that the options name has none, or what is to overrule it is no such value.
         """
+        if self.options.override_generation_config:
+            from tiercel.sampling.defaults import check_overrides
+
+            check_overrides(self.options.override_generation_config)
         named = self.options.generation_config
         found: Mapping[str, Any] = {}
         if named == "auto":

@@ -88,6 +88,39 @@ def test_a_slow_reader_gets_fewer_and_larger_outputs(client):
     assert output.outputs[0].text == text_of("hello", 12)
 
 
+@pytest.mark.parametrize(("interval", "sizes"), [(1, [1] * 12), (4, [1, 4, 4, 3]), (11, [1, 11]), (20, [1, 11])])
+def test_a_streams_outputs_have_as_many_tokens_as_asked_for(interval, sizes):
+    client = make_client(starts=False, stream_interval=interval)
+    handle = client.submit("hello", greedy(output_kind=DELTA, logprobs=0))
+    outputs = []
+    while client.core.step_once():
+        if handle._state.has_news:
+            outputs.append(next(handle))
+    outputs += handle  # the last step's
+    assert [len(output.outputs[0].token_ids) for output in outputs] == sizes
+    assert [len(output.outputs[0].logprobs) for output in outputs] == sizes
+    assert "".join(output.outputs[0].text for output in outputs) == text_of("hello", 12)
+    assert outputs[-1].finished
+    client.close()
+
+
+def test_a_stream_that_is_aborted_between_two_outputs_ends(client):
+    slow = make_client(starts=False, stream_interval=50)
+    handle = slow.submit("hello", greedy(max_tokens=40, output_kind=DELTA))
+    while not handle._state.has_news:
+        slow.core.step_once()
+    assert len(next(handle).outputs[0].token_ids) == 1
+    slow.core.step_once()
+    slow.core.step_once()
+    handle.abort()
+    while slow.core.step_once():
+        pass
+    (output,) = handle
+    assert output.outputs[0].finish_reason == "abort"
+    assert len(output.outputs[0].token_ids) > 0
+    slow.close()
+
+
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
 def test_a_stop_string_ends_the_text_and_the_sequence(client, included, kind):

@@ -444,6 +444,44 @@ def test_the_models_own_sampling_defaults_are_used(folder, tmp_path):
         assert len(llm.generate("x", use_tqdm=False)[0].outputs[0].token_ids) == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "temperature", "top_k"),
+    [
+        ({"generation_config": "auto"}, 0.5, 7),
+        ({"generation_config": "vllm"}, 1.0, 0),
+        ({"generation_config": "vllm", "override_generation_config": {"top_k": 3}}, 1.0, 3),
+        ({"override_generation_config": {"temperature": 0.25, "max_new_tokens": 2}}, 0.25, 7),
+        ({"generation_config": "other"}, 0.75, 0),
+    ],
+    ids=str,
+)
+def test_whose_sampling_defaults_count_can_be_said(tmp_path, monkeypatch, options, temperature, top_k):
+    monkeypatch.chdir(tmp_path)
+    write_tiny_model(tmp_path / "tiny")
+    (tmp_path / "other").mkdir()
+    for name, settings in (("tiny", {"temperature": 0.5, "top_k": 7}), ("other", {"temperature": 0.75})):
+        (tmp_path / name / "generation_config.json").write_text(json.dumps(settings))
+    with LLM("tiny", **options, **SMALL) as llm:
+        params = llm.get_default_sampling_params()
+        assert (params.temperature, params.top_k) == (temperature, top_k)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generation_config": "no/such"}, "generation_config: got 'no/such'"),
+        ({"override_generation_config": {"temp": 1}}, "override_generation_config: got 'temp'; known are temperature"),
+        ({"override_generation_config": {"temperature": "hot"}}, "temperature: got 'hot'; a number is needed"),
+        ({"override_generation_config": {"top_p": 2}}, "override_generation_config: top_p"),
+        ({"override_generation_config": 1}, "override_generation_config: got 1; needs an object"),
+    ],
+    ids=str,
+)
+def test_sampling_defaults_that_cannot_be_are_refused(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(folder), **options)
+
+
 def test_an_engines_seed_decides_what_requests_without_one_get(folder):
     params = SamplingParams(temperature=1.0, max_tokens=8)
     found = []

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tiercel.base.errors import ConfigError, RequestError
 from tiercel.protocol.params import SamplingParams
 
 # Their name in generation_config.json -> ours.
@@ -24,6 +25,20 @@ def stated_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def check_overrides(overrides: Mapping[str, Any]) -> None:
+    """Refuse what a person wants instead of the model's choice, if no request could have it.
+
+    Raises: ConfigError: a value is no number, or out of its range.
+    """
+    for name, value in overrides.items():
+        try:
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise RequestError(f"{name}: got {value!r}; a number is needed")
+            SamplingParams(**{_FIELDS[name]: value})
+        except RequestError as error:
+            raise ConfigError(f"override_generation_config: {error}") from None
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:

@@ -134,6 +134,16 @@ def test_a_dense_repository_is_fetched_without_code_and_pickles_and_then_found_o
     assert ask("org/dense", settings={"HF_ENDPOINT": "http://127.0.0.1:9"}) == fetched
 
 
+def test_a_key_and_a_folder_that_are_given_are_used(ask, hub, tmp_path):
+    options = {"hf_token": "hf_given", "download_dir": str(tmp_path / "mine")}
+    fetched = ask("org/dense", settings={"HF_TOKEN": "hf_other"}, **options)
+    assert {token for _, _, token in hub.asked} == {"Bearer hf_given"}
+    assert list((tmp_path / "mine").rglob("model.safetensors"))
+    assert not list((tmp_path / "hf").rglob("model.safetensors"))
+    assert ask("org/dense", offline=True, **options) == fetched
+    assert ask("org/dense", offline=True)[0] == "DownloadError"
+
+
 def test_of_several_gguf_files_only_the_picked_one_is_fetched(ask, hub):
     assert ask("org/ggufs:q8_0")[2:] == [["m-Q8_0.gguf"], ["eight"]]
     assert not any("Q4_0" in path for _, path, _ in hub.asked)
