@@ -36,7 +36,8 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
         try:
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise RequestError(f"{name}: got {value!r}; a number is needed")
-            SamplingParams(**{_FIELDS[name]: value})
+            given: dict[str, Any] = {_FIELDS[name]: value}
+            SamplingParams(**given)
         except RequestError as error:
             raise ConfigError(f"override_generation_config: {error}") from None
 
