@@ -1,5 +1,6 @@
 import pytest
 from kit import Rig
+from live import LiveServer
 
 
 @pytest.fixture
@@ -14,6 +15,22 @@ def make_rig():
     yield make
     for rig in rigs:
         rig.close()
+
+
+@pytest.fixture
+def make_live():
+    """Make live servers on real sockets, closed at the end."""
+    lives = []
+
+    def make(**options):
+        rig = Rig(settings={"port": 0, "shutdown_s": 0.0} | options.pop("settings", {}), **options)
+        lives.append(LiveServer(rig))
+        return lives[-1]
+
+    yield make
+    for live in lives:
+        live.close()
+        live.rig.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 from kit import DEADLINE_S, wait_until
 
-from tiercel.api.http.server import _Server, bind, server_config
+from tiercel.api.http.address import take_address
+from tiercel.api.http.server import _Server, server_config
+from tiercel.api.http.tls import Tls
 
 
 class LiveServer:
@@ -15,11 +17,13 @@ class LiveServer:
 
     def __init__(self, rig):
         self.rig = rig
-        listener = bind(rig.settings)
-        self.port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.tls = Tls(rig.settings) if rig.settings.has_tls else None
+        self._address = take_address(rig.settings)
+        listener = self._address.listener
+        self.port = None if rig.settings.uds else listener.getsockname()[1]
+        self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
         started = threading.Event()
-        self.server = _Server(server_config(rig.app), started.set)
+        self.server = _Server(server_config(rig.app, self.tls), started.set)
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[listener])))
         self._thread.start()
         assert started.wait(DEADLINE_S)
@@ -28,6 +32,7 @@ class LiveServer:
         self.server.should_exit = True
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
+        self._address.close()
 
     @property
     def n_connections(self):

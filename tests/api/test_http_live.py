@@ -17,22 +17,6 @@ HI = [{"role": "user", "content": "hi"}]
 EXTRA = {"ignore_eos": True}
 
 
-@pytest.fixture
-def make_live():
-    """Make live servers; in the end each must be idle."""
-    lives = []
-
-    def make(**options):
-        rig = Rig(settings={"port": 0, "shutdown_s": 0.0} | options.pop("settings", {}), **options)
-        lives.append(LiveServer(rig))
-        return lives[-1]
-
-    yield make
-    for live in lives:
-        live.close()
-        live.rig.close()
-
-
 @pytest.fixture(scope="module")
 def shared_live():
     rig = Rig(settings={"port": 0, "shutdown_s": 0.0, "api_keys": ("k",)})

@@ -11,40 +11,68 @@ from pathlib import Path
 import httpx
 import pytest
 from kit import DEADLINE_S
-from live import read_until
+from live import http_post, read_until
 
 HERE = Path(__file__).parent
 PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
-from kit import Rig
-from tiercel.api.http.server import serve
+from kit import FakeRunner, Rig
+from tiercel.api.http import server
 from tiercel.api.http.settings import ServerSettings
+from tiercel.base.errors import ConfigError
+
+class Dying(FakeRunner):
+    def collect(self):
+        if self.n_steps_run > 40:
+            raise SystemError("the very reason")
+        return super().collect()
+
+take = server.take_address
+
+def take_and_tell(settings):
+    address = take(settings)
+    print("bound to", address.url, file=sys.stderr, flush=True)
+    return address
+
+server.take_address = take_and_tell
 
 def build():
+    {before}
     limits = {{"max_len_tokens": 4096, "n_pages": 2048}}
-    rig = Rig(limits=limits, check_each_step=False)
+    rig = Rig(runner={runner}, limits=limits, check_each_step=False)
     print("built", file=sys.stderr, flush=True)
     return rig.facade
 
-settings = ServerSettings(served_names=("tiny",), port={port}, shutdown_s={shutdown_s})
-sys.exit(serve(settings, build))
+settings = ServerSettings(**({{"served_names": ("tiny",), "port": 0}} | {settings}))
+try:
+    code = server.serve(settings, build)
+except ConfigError as error:
+    print(f"tiercel: {{error}}", file=sys.stderr)
+    code = 2
+sys.exit(code)
 """
+# What a build does first: it says so, and waits for a line.
+WAIT = "print('loading', file=sys.stderr, flush=True); sys.stdin.readline()"
 
 
 class Process:
-    def __init__(self, *, shutdown_s=30.0, port=0):
-        code = PROGRAM.format(here=str(HERE), port=port, shutdown_s=shutdown_s)
-        self.popen = subprocess.Popen([sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True)
+    def __init__(self, *, before="pass", runner="FakeRunner", **settings):
+        code = PROGRAM.format(here=str(HERE), before=before, runner=runner, settings=settings)
+        words = [sys.executable, "-W", "error", "-c", code]
+        self.popen = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.lines = []
 
-    def wait_for_port(self):
+    def wait_for(self, pattern):
         for line in self.popen.stderr:
             self.lines.append(line)
-            found = re.search(r"http://127\.0\.0\.1:(\d+)/v1", line)
+            found = re.search(pattern, line)
             if found:
-                return int(found[1])
+                return found
         raise AssertionError(f"it ended: {''.join(self.lines)}")
+
+    def wait_for_port(self):
+        return int(self.wait_for(r"tiny at http://127\.0\.0\.1:(\d+)/v1")[1])
 
     def end(self):
         """Wait for the end; return the exit code and what was said."""
@@ -131,3 +159,89 @@ def test_a_port_in_use_is_told_before_anything_is_built(start):
     assert code == 1
     assert "in use" in said
     assert "built" not in said
+
+
+def test_a_second_server_on_a_port_is_told_before_it_loads(start):
+    """V#8204: it was told after minutes of loading."""
+    port = start().wait_for_port()
+    code, said = start(port=port).end()
+    assert code == 1
+    assert "in use" in said
+    assert "--port" in said
+    assert "built" not in said
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
+def test_who_asks_while_a_model_is_loaded_waits_for_the_answer(start, path):
+    process = start(before=WAIT)
+    port = int(process.wait_for(r"bound to http://127\.0\.0\.1:(\d+)/v1")[1])
+    process.wait_for("loading")
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as raw:
+        raw.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        raw.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            raw.recv(1)
+        raw.settimeout(DEADLINE_S)
+        process.popen.stdin.write("\n")
+        process.popen.stdin.flush()
+        assert b" 200 " in read_until(raw, b"\r\n")
+
+
+def test_a_signal_while_a_model_is_loaded_ends_it_and_leaves_no_socket(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = start(uds="s.sock", before=WAIT)
+    process.wait_for("loading")
+    process.popen.send_signal(signal.SIGTERM)
+    code, said = process.end()
+    assert code == 0, said
+    assert "Traceback" not in said
+    assert "stopped before it served" in said
+    assert not (tmp_path / "s.sock").exists()
+
+
+def test_a_unix_socket_is_told_and_removed_by_a_signal(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = start(uds="s.sock")
+    process.wait_for(r"tiny at s\.sock")
+    with httpx.Client(transport=httpx.HTTPTransport(uds="s.sock"), base_url="http://uds") as client:
+        assert client.get("/ready").status_code == 200
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 0
+    assert not (tmp_path / "s.sock").exists()
+
+
+def test_what_is_in_a_unix_sockets_way_is_told_before_it_loads(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.sock").write_text("precious")
+    code, said = start(uds="s.sock").end()
+    assert code == 1
+    assert "no socket" in said
+    assert "built" not in said
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_process_with_its_reason_last(start):
+    code, said = start(before="raise ConfigError('model: the very reason')").end()
+    assert code != 0
+    assert said.strip().splitlines()[-1] == "tiercel: model: the very reason"
+
+
+def test_a_certificate_that_is_missing_is_told_before_it_loads(start):
+    code, said = start(ssl_certfile="none.pem").end()
+    assert code == 2
+    assert "ssl_certfile" in said.strip().splitlines()[-1]
+    assert "built" not in said
+
+
+def test_an_engine_that_dies_fails_what_runs_and_ends_the_process(start):
+    process = start(runner="Dying")
+    with socket.create_connection(("127.0.0.1", process.wait_for_port()), timeout=DEADLINE_S) as raw:
+        raw.sendall(
+            http_post("/v1/completions", b'{"prompt": "x", "max_tokens": 4000, "stream": true, "ignore_eos": true}')
+        )
+        told = read_until(raw, b"[DONE]")
+    assert told.count(b"data: ") > 2
+    assert b'"code":500' in told
+    code, said = process.end()
+    assert code == 1, said
+    assert "the very reason" in said
+    assert said.strip().splitlines()[-1].startswith("tiercel serve: the engine has died")

@@ -300,6 +300,9 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "enable_auto_tool_choice": ((True, False), True)
     },
     "/docs fetches nothing from elsewhere anyway": {"enable_offline_docs": ((True, False), True)},
+    "the id is always in the answer's head": {"enable_request_id_headers": ((True, False), True)},
+    "what came from the cache is always told": {"enable_prompt_tokens_details": ((True, False), True)},
+    "/load always tells it": {"enable_server_load_tracking": ((True, False), True)},
     "prompts are always computed in chunks": {"enable_chunked_prefill": ((True,), True)},
     "several prompts are always computed side by side": {
         "max_num_partial_prefills": ((1,), False),

@@ -35,7 +35,7 @@ class Option(NamedTuple):  # a dataclass takes a millisecond longer to make, at 
     why            the reason for the default
     choices        the only values; `aliases` are other words for them, `refused` values with a hint of their own
     least, most    bounds of a number
-    many           "words": one flag takes several; "repeat": the flag may be given several times
+    many           "words": one flag takes several; "repeat": the flag may come several times; "list": its text is one
     keys           of a JSON object: those it may have; None: it is no object
     is_inverse     the flag switches off what the field says is on
     is_common      shown by the short `--help`
@@ -93,6 +93,8 @@ class Option(NamedTuple):  # a dataclass takes a millisecond longer to make, at 
             return
         try:
             if self.many:
+                if isinstance(value, str):
+                    raise ConfigError(f"got {value!r}; needs a list of texts")
                 for one in value:
                     self._check_value(one)
             else:
@@ -114,7 +116,7 @@ class Option(NamedTuple):  # a dataclass takes a millisecond longer to make, at 
             _check_object(value, self.keys)
         elif self.least is not None:
             self._check_number(value)
-        elif self.parse is str and not isinstance(value, str):
+        elif (self.parse is str or self.many) and not isinstance(value, str):
             raise ConfigError(f"got {value!r}; needs text")
 
     def _check_number(self, value: Any) -> None:
@@ -203,6 +205,23 @@ def parse_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"got {text[:200]!r}; need a JSON object such as {{...}}")
     return value
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """Read a list of texts: JSON, or words between commas; nothing is an empty one.
+
+    Raises:
+        ConfigError: `text` is JSON of something else.
+    """
+    if not text.lstrip().startswith("["):
+        return tuple(word.strip() for word in text.split(",") if word.strip())
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f'got {text[:200]!r}, which is no JSON ({error}); need a list such as ["a", "b"]') from None
+    if not all(isinstance(one, str) for one in value):
+        raise ConfigError(f'got {text[:200]!r}; need a list of texts such as ["a", "b"]')
+    return tuple(value)
 
 
 def parse_template(text: str) -> str:

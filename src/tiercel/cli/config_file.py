@@ -124,6 +124,10 @@ def _value(parser: "CommandParser", action: argparse.Action, key: str, value: An
     if is_list:
         values = value if isinstance(value, list) else [value]
         return [_one(action, one, where) for one in values]
+    if row is not None and row.many == "list" and isinstance(value, list):
+        import json
+
+        value = json.dumps(value)
     if row is not None and row.keys is not None:
         if not isinstance(value, dict | str):
             raise ConfigError(f"{where}: got {_shown(value)}; need names with values, as of a JSON object")

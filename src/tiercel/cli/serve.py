@@ -1,6 +1,5 @@
 """`tiercel serve`: a model behind OpenAI's HTTP routes. Reads its flags, finds the model, hands over to the server."""
 
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -8,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiercel.api.http.settings import ServerSettings, server_rows
-from tiercel.base import env
 from tiercel.base.config import engine_options
 from tiercel.base.errors import ConfigError
 from tiercel.base.options import from_environment
@@ -93,10 +91,10 @@ def server_settings(given: Mapping[str, Any], environ: Mapping[str, str]) -> Ser
 
 def start_server(request: ServeRequest) -> int | None:
     """Serve until told to stop; return the exit code. Tests put a fake here."""
+    from tiercel.api.http.logs import set_up_logging
     from tiercel.api.http.server import serve
 
-    level = env.read(env.LOG) or env.vllm_log_level()
-    logging.basicConfig(level=level.upper(), format="%(levelname)s %(asctime)s %(name)s: %(message)s")
+    set_up_logging(request.settings)
     return serve(request.settings, lambda: build_facade(request))
 
 

@@ -20,6 +20,7 @@ from tiercel.api.http.auth import route_path
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.gate import Gate
 from tiercel.api.http.messages import handlers as messages
+from tiercel.api.http.middleware import with_layers
 from tiercel.api.http.responses import (
     error_response,
     http_error_response,
@@ -101,8 +102,8 @@ def make_app(engine: EngineFacade, settings: ServerSettings) -> Gate:
     listed = [(methods, path, (handler.__doc__ or "").partition("\n")[0]) for methods, path, handler in served]
     missing = [("POST", path, "Not there yet.") for path in NOT_BUILT]
     # Written when somebody asks: the server's start does not wait for it.
-    app.state.openapi = functools.cache(lambda: openapi.document([*listed, *missing], has_keys=bool(settings.api_keys)))
-    return Gate(app, service)
+    app.state.openapi = functools.cache(lambda: openapi.document([*listed, *missing], has_keys=bool(settings.keys)))
+    return Gate(with_layers(app, settings.middleware), service)
 
 
 def _route(service: Service, methods: list[str], path: str, handler: Handler) -> Route:

@@ -1,7 +1,7 @@
 """What every request passes first: an id, the key, the limits of its headers, and the count of what is under way.
 
 Plain ASGI around the routes; knows none of them but which ones generate. What a handler raises beyond the foreseen is
-answered in `app`; this only notes the status that went out.
+answered in `app`; this only notes the status that went out. Before even the key stands `cross_origin`.
 """
 
 import time
@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiercel.api.http.answer import is_good_id
 from tiercel.api.http.auth import METRICS_PATHS, OPEN_PATHS, Keys, route_path
+from tiercel.api.http.cross_origin import with_origins
+from tiercel.api.http.logs import current_request_id
 from tiercel.api.http.page import page_response
 from tiercel.api.http.responses import RETRY_AFTER, http_error_response, is_anthropic, shape_of
 from tiercel.api.http.tracing import HeaderWarner
@@ -35,7 +37,8 @@ class Gate:
         self._app = app
         settings = service.settings
         self._untraced = HeaderWarner()
-        self._keys = Keys(settings.api_keys, has_open_metrics=settings.has_open_metrics)
+        self._keys = Keys(settings.keys, has_open_metrics=settings.has_open_metrics)
+        self._entry = with_origins(self._http, settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or refuse it."""
@@ -44,7 +47,10 @@ class Gate:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await self._http(scope, receive, send)
+            # A proxy may or may not take its prefix off; `route_path` does where it is still there.
+            root = self.service.settings.root_path
+            path = f"{root}/" if root and scope["path"] == root else scope["path"]
+            await self._entry({**scope, "root_path": root, "path": path}, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         start_s = time.monotonic()
@@ -61,6 +67,7 @@ class Gate:
 
         path = route_path(scope)
         id_headers = (b"x-request-id", b"request-id") if is_anthropic(path) else (b"x-request-id",)
+        token = current_request_id.set(request_id)
         try:
             refusal = self._refusal(scope, path)
             if refusal is not None:
@@ -71,9 +78,11 @@ class Gate:
             else:
                 await self._app(scope, receive, told)
         finally:
+            elapsed_s = time.monotonic() - start_s
             if path not in _NOT_COUNTED:
-                elapsed_s = time.monotonic() - start_s
                 self.service.metrics.note_http(scope["state"]["handler"], _method(scope), status, elapsed_s)
+            self.service.log.answered(_method(scope), path, status, elapsed_s)
+            current_request_id.reset(token)
 
     def _traced(self, scope: Scope, request_id: str) -> AbstractContextManager[None]:
         if self.service.tracer is not None:
@@ -98,6 +107,15 @@ class Gate:
                 f"headers: {len(headers)} of {n_bytes} bytes; at most {settings.n_headers_max} of "
                 f"{settings.header_bytes_max} bytes are read; send fewer",
                 {"connection": "close"},
+            )
+        n_connections = self.service.n_connections
+        if n_connections > settings.n_connections_max and path not in OPEN_PATHS:
+            return _refused(
+                scope,
+                503,
+                f"server: {n_connections} connections are open; at most {settings.n_connections_max} are served; try "
+                "again later",
+                {**RETRY_AFTER, "connection": "close"},
             )
         owner = self._keys.owner_of(scope)
         scope["state"]["owner"] = owner

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from starlette.types import Receive
 
+    from tiercel.api.http.request_log import OutputLog
     from tiercel.engine.client import RequestHandle
     from tiercel.engine.outputs import RequestSummary
     from tiercel.protocol.outputs import RequestOutput
@@ -25,8 +26,9 @@ class ClientGone(Exception):
 class Running:
     """One engine request for each prompt."""
 
-    def __init__(self, handles: Sequence["RequestHandle"]) -> None:
+    def __init__(self, handles: Sequence["RequestHandle"], log: "OutputLog | None" = None) -> None:
         self.handles = tuple(handles)
+        self._log = log
         self.on_close: Callable[[Running], None] | None = None
 
     def abort(self) -> None:
@@ -45,11 +47,19 @@ class Running:
         """Say what each prompt's request came to so far."""
         return [handle.summary() for handle in self.handles]
 
-    async def outputs(self) -> AsyncGenerator[tuple[int, "RequestOutput"], None]:
+    def outputs(self) -> AsyncGenerator[tuple[int, "RequestOutput"], None]:
         """Give each prompt's index and output, as they come.
 
         Raises: the first error that ended one of them.
         """
+        return self._outputs() if self._log is None else self._logged(self._log)
+
+    async def _logged(self, log: "OutputLog") -> AsyncGenerator[tuple[int, "RequestOutput"], None]:
+        async for i, output in self._outputs():
+            log.see(i, output)
+            yield i, output
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, "RequestOutput"], None]:
         if len(self.handles) == 1:
             async for output in self.handles[0]:
                 yield 0, output

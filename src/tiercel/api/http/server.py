@@ -1,8 +1,9 @@
 """Runs the HTTP server: takes its address, builds the engine, serves, and drains when told to stop.
 
-States: bound (connections wait; a port in use is told before a model is loaded) -> serving -> draining (SIGTERM or
-SIGINT: accepts nothing more, running requests go on for `shutdown_s`, then end with "abort"; a second signal is that
-moment) -> ended. The engine's death ends the server too, so that whoever supervises it starts it again.
+States: bound (connections wait; a port in use is told before a model is loaded; a signal ends it at once) -> serving ->
+draining (SIGTERM or SIGINT: accepts nothing more, running requests go on for `shutdown_s`, then end with "abort"; a
+second signal is that moment) -> ended. The engine's death ends the server too, so that whoever supervises it starts it
+again.
 """
 
 import asyncio
@@ -12,20 +13,23 @@ import math
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import uvicorn
 
+from tiercel.api.http.address import BACKLOG, Address, take_address
 from tiercel.api.http.app import make_app
+from tiercel.api.http.connection import Connection
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.gate import Gate
 from tiercel.api.http.settings import ServerSettings
 from tiercel.api.http.stats_log import keep_logging
+from tiercel.api.http.tls import WATCH_S, Tls
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG: Final = 2048
 _WATCH_S: Final = 1.0
 # After the last abort, streams only write what there is; a reader who takes nothing does not keep the process.
 _LAST_WRITES_S: Final = 3
@@ -35,53 +39,55 @@ def serve(settings: ServerSettings, build: Callable[[], EngineFacade]) -> int:
     """Serve until a signal, and return the process's exit code: 0 after a drain, 1 when it could not be.
 
     `build` makes the engine, once the address is taken; what it raises is raised.
+
+    Raises: ConfigError: the settings' files for TLS, or its middleware, are not what they should be.
     """
+    tls = Tls(settings) if settings.has_tls else None
     try:
-        listener = bind(settings)
+        address = take_address(settings)
     except OSError as error:
+        where, flag = (settings.uds, "--uds") if settings.uds else (f"{settings.host}:{settings.port}", "--port")
         print(
-            f"tiercel serve: {settings.host}:{settings.port} cannot be listened on: {error.strerror or error}; "
-            "choose another with --port",
+            f"tiercel serve: {where} cannot be listened on: {error.strerror or error}; choose another with {flag}",
             file=sys.stderr,
         )
         return 1
-    with listener:
-        engine = build()
+    try:
+        with _ended_by_sigterm():
+            engine = build()
         try:
-            return asyncio.run(_run(settings, engine, listener))
+            return asyncio.run(_run(settings, engine, address, tls))
         finally:
             engine.close()
+    finally:
+        address.close()
 
 
-def bind(settings: ServerSettings) -> socket.socket:
-    """Take the address. Connections wait until somebody accepts them.
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """While a model is loaded, let SIGTERM end the process as an exit does: with what is taken given back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    Raises: OSError: it is in use, or not this machine's.
-    """
-    found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
+    def end(number: int, frame: object) -> None:
+        del number, frame
+        print("tiercel serve: stopped before it served", file=sys.stderr)
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Accepted connections inherit it: one whose peer takes nothing is cut by the system, buffer and all.
-            stall_ms = int(settings.write_stall_s * 1000)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def server_config(app: Gate) -> uvicorn.Config:
-    """Give uvicorn's settings for an app: HTTP/1.1 only, nothing trusted from a proxy, no log of each request."""
+def server_config(app: Gate, tls: Tls | None = None) -> uvicorn.Config:
+    """Give uvicorn's settings for an app: HTTP/1.1 only, nothing trusted from a proxy, and requests logged by us."""
     settings = app.service.settings
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -90,11 +96,15 @@ def server_config(app: Gate) -> uvicorn.Config:
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_s) + _LAST_WRITES_S,
         h11_max_incomplete_event_size=settings.header_bytes_max,
     )
+    config.load()
+    if tls is not None:
+        config.ssl = tls.context
+    return config
 
 
 class _Server(uvicorn.Server):
@@ -139,10 +149,10 @@ class _Stopper:
         self._server.should_exit = True
 
 
-async def _run(settings: ServerSettings, engine: EngineFacade, listener: socket.socket) -> int:
+async def _run(settings: ServerSettings, engine: EngineFacade, address: Address, tls: Tls | None) -> int:
     app = make_app(engine, settings)
     loop = asyncio.get_running_loop()
-    server = _Server(server_config(app), lambda: _announce(settings, listener))
+    server = _Server(server_config(app, tls), lambda: _announce(settings, address))
     stopper = _Stopper(app, server, loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         # Without a main thread or on other systems, whoever embeds the server stops it.
@@ -152,8 +162,10 @@ async def _run(settings: ServerSettings, engine: EngineFacade, listener: socket.
     if settings.has_stats_log and settings.stats_interval_s:
         logging_ = keep_logging(lambda: engine.client.snapshot, settings.stats_interval_s)
         tasks.append(asyncio.create_task(logging_))
+    if tls is not None and settings.enable_ssl_refresh:
+        tasks.append(asyncio.create_task(_keep_fresh(tls)))
     try:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[address.listener])
     finally:
         for task in tasks:
             task.cancel()
@@ -170,7 +182,12 @@ async def _watch(engine: EngineFacade, stopper: _Stopper) -> None:
     stopper.stop()
 
 
-def _announce(settings: ServerSettings, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"tiercel serve: {settings.model_id} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+async def _keep_fresh(tls: Tls) -> None:
+    """Look after the certificate, until cancelled."""
+    while True:
+        await asyncio.sleep(WATCH_S)
+        tls.refresh()
+
+
+def _announce(settings: ServerSettings, address: Address) -> None:
+    print(f"tiercel serve: {settings.model_id} at {address.url}", file=sys.stderr, flush=True)

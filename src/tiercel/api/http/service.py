@@ -5,6 +5,7 @@ those under way end with "abort"). Invariant: every `Running` that `start` gave 
 """
 
 import asyncio
+import contextvars
 import functools
 import logging
 import time
@@ -20,6 +21,7 @@ from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.metrics import Metrics
 from tiercel.api.http.params import usable_defaults
 from tiercel.api.http.probe import Probe
+from tiercel.api.http.request_log import RequestLog
 from tiercel.api.http.responses_api.store import ResponseStore
 from tiercel.api.http.running import Running
 from tiercel.api.http.settings import ServerSettings
@@ -67,7 +69,9 @@ class Service:
         self.defaults = usable_defaults(engine.generation_defaults)
         self.created_s = int(clock())
         self.responses = ResponseStore(settings, clock)
+        self.log = RequestLog(settings)
         self.n_open = 0  # generation requests under way, written by `gate`, and by responses in the background
+        self.n_connections = 0  # written by `connection`
         self.is_draining = False
         self._is_aborting = False
         self._running: set[Running] = set()
@@ -135,8 +139,8 @@ class Service:
             raise UnknownModel(f"model: got {name[:200]!r}; {shown} is served here; ask for that", param="model")
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` on one of the server's threads."""
-        call = functools.partial(work, *args, **kwargs)
+        """Run `work` on one of the server's threads, where the log knows the request too."""
+        call = functools.partial(contextvars.copy_context().run, work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def start(
@@ -155,14 +159,15 @@ class Service:
         """
         kind = RequestOutputKind.DELTA if is_stream else RequestOutputKind.FINAL_ONLY
         pool = self._form_pool if has_form else self._pool
-        work = asyncio.get_running_loop().run_in_executor(pool, self._submit, prepare, request_id, kind)
+        submit = functools.partial(contextvars.copy_context().run, self._submit, prepare, request_id, kind)
+        work = asyncio.get_running_loop().run_in_executor(pool, submit)
         try:
             prepared, handles = await asyncio.shield(work)
         except asyncio.CancelledError:
             # A thread cannot be cancelled: what it still submits is closed as soon as it is known.
             work.add_done_callback(_close_unwanted)
             raise
-        running = Running(handles)
+        running = Running(handles, self.log.output_log(request_id))
         running.on_close = self._running.discard
         self._running.add(running)
         note_running(running)
@@ -201,6 +206,7 @@ class Service:
         # Clients may send one id twice at once; the engine's ids are unique.
         stem = f"{request_id}-{uuid.uuid4().hex[:8]}"
         handles: list[RequestHandle] = []
+        self.log.asked(request_id, submissions)
         try:
             for i, one in enumerate(submissions):
                 prompt: dict[str, Any] = {"prompt": one.text, "prompt_token_ids": one.token_ids}

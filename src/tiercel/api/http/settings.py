@@ -3,16 +3,23 @@
 Each field is a row of the table of options: `base.options` says what follows from one, and how to add one.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tiercel.api.http.auth import read_key_file
 from tiercel.base.errors import ConfigError
-from tiercel.base.options import Option, option, options_of, parse_float, parse_object, parse_template
+from tiercel.base.options import Option, option, options_of, parse_float, parse_list, parse_object, parse_template
 from tiercel.base.units import parse_bytes, parse_int_human
 from tiercel.text.parsers.registry import check_names
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+FINGERPRINT_MODES: Final = ("full", "hash", "custom", "none")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_ROOT_PATH: Final = re.compile(r"(/[\w.~\-]+)*", re.ASCII)
+_ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.\-]*://[^/\s*]+", re.ASCII | re.IGNORECASE)
+_UDS_BYTES_MAX: Final = 107  # of a socket's address on Linux, but for its last zero
 # Keywords of `ChatTemplate.render` itself; each has a field of a request.
 NOT_TEMPLATE_KWARGS: Final = frozenset(
     {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
@@ -90,6 +97,17 @@ class ServerSettings:
         help="a key that opens every route; repeatable. Those of the environment, which others cannot see, count too",
         why="on this machine only, nobody is kept out",
     )
+    file_keys: tuple[str, ...] = option(
+        (),
+        flag="--api-key-file",
+        parse=read_key_file,
+        many="list",
+        is_shown=False,
+        metavar="FILE",
+        group="server",
+        help="a file of more keys, one a line",
+        why="keys in the environment need none",
+    )
     is_insecure: bool = option(
         False,
         flag="--insecure",
@@ -131,6 +149,29 @@ class ServerSettings:
         help="let /tokenizer_info tell all there is to know of the tokenizer",
         why="it holds the whole chat template",
     )
+    uds: str | None = option(
+        None,
+        metavar="PATH",
+        group="server",
+        help="listen on a Unix socket at this path, which only this user may open, and on no port",
+        why="a port is what clients ask",
+    )
+    root_path: str = option(
+        "",
+        metavar="PREFIX",
+        group="server",
+        help="the prefix a proxy serves this server under, as /models/a; taken off where it is still there",
+        why="it is served at its own root",
+    )
+    middleware: tuple[str, ...] = option(
+        (),
+        many="repeat",
+        metavar="NAME",
+        group="server",
+        help="an ASGI class or async function (request, call_next) around the routes, as package.module.name; "
+        "repeatable, the first is the outermost",
+        why="none but what is built in",
+    )
     shutdown_s: float = option(
         30.0,
         flag="--shutdown-timeout",
@@ -151,6 +192,137 @@ class ServerSettings:
         help="threads for templates and tokenising, off the event loop",
         why="more would only take cores from the model",
     )
+    ssl_certfile: str | None = option(
+        None,
+        metavar="FILE",
+        group="tls",
+        help="serve TLS with this certificate's chain, in PEM",
+        why="on this machine nobody listens in",
+    )
+    ssl_keyfile: str | None = option(
+        None,
+        metavar="FILE",
+        group="tls",
+        help="the certificate's key, if it is in another file; one that is not encrypted",
+        why="it is in the certificate's file",
+    )
+    ssl_ca_certs: str | None = option(
+        None,
+        metavar="FILE",
+        group="tls",
+        help="who may sign the certificates of clients, in PEM",
+        why="clients show none",
+    )
+    ssl_cert_reqs: int = option(
+        0,
+        parse=parse_int_human,
+        least=0,
+        most=2,
+        metavar="N",
+        group="tls",
+        help="0: clients show no certificate; 1: they may; 2: they must",
+        why="keys tell clients apart",
+    )
+    ssl_ciphers: str | None = option(
+        None,
+        metavar="LIST",
+        group="tls",
+        help="ciphers of TLS 1.2, as OpenSSL lists them",
+        why="the system's",
+    )
+    enable_ssl_refresh: bool = option(
+        False,
+        parse=None,
+        group="tls",
+        help="read the files again when they change; no connection is dropped",
+        why="whoever renews them says so",
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        parse=parse_list,
+        many="list",
+        metavar="JSON",
+        group="origins",
+        help="pages of these origins may ask from their readers' browsers, as '[\"https://app.example\"]'; * is every "
+        "page of the web",
+        why="any page could use a server on its reader's machine",
+    )
+    allowed_methods: tuple[str, ...] = option(
+        ("*",),
+        parse=parse_list,
+        many="list",
+        metavar="JSON",
+        group="origins",
+        help="the methods that they may use",
+        why="the origins were chosen",
+    )
+    allowed_headers: tuple[str, ...] = option(
+        ("*",),
+        parse=parse_list,
+        many="list",
+        metavar="JSON",
+        group="origins",
+        help="the headers that they may send",
+        why="the origins were chosen",
+    )
+    allow_credentials: bool = option(
+        False,
+        parse=None,
+        group="origins",
+        help="they may send cookies, which a proxy may read; not with every page of the web",
+        why="keys are in a header",
+    )
+    response_role: str = option(
+        "assistant",
+        metavar="ROLE",
+        group="answers",
+        help="who answers a chat",
+        why="what clients expect",
+    )
+    enable_force_include_usage: bool = option(
+        False,
+        parse=None,
+        group="answers",
+        help="every stream tells its usage, in each chunk, as if asked to",
+        why="clients ask for it",
+    )
+    enable_per_request_metrics: bool = option(
+        False,
+        parse=None,
+        group="answers",
+        help="answers of one sequence have `metrics`: where their time went",
+        why="clients measure themselves",
+    )
+    return_tokens_as_token_ids: bool = option(
+        False,
+        parse=None,
+        group="answers",
+        help="write tokens as token_id:N where a request does not say",
+        why="texts are what most read",
+    )
+    fingerprint_mode: str = option(
+        "full",
+        choices=FINGERPRINT_MODES,
+        metavar="MODE",
+        group="answers",
+        help="what system_fingerprint is: name, version and digest of model and settings; the digest; --fingerprint; "
+        "nothing",
+        why="who compares answers needs all of it",
+    )
+    fingerprint: str | None = option(
+        None,
+        metavar="TEXT",
+        group="answers",
+        help="the fingerprint of mode custom",
+        why="the mode is full",
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False,
+        parse=None,
+        group="answers",
+        help="do not show the model tools that it must not call",
+        why="they may still be talked about, and the prefix stays the same",
+    )
     chat_template: str | None = option(
         None,
         parse=parse_template,
@@ -165,7 +337,7 @@ class ServerSettings:
         keys=(),
         metavar="JSON",
         group="chat",
-        help="variables of the template that a request may leave out, as in '{\"enable_thinking\": false}'",
+        help="variables of the template that a request may leave out, as in '{'enable_thinking': false}'",
         why="the template's own defaults",
     )
     tool_call_parser: str = option(
@@ -211,6 +383,82 @@ class ServerSettings:
         help="seconds between two lines of the log that say how fast the engine is; 0: none",
         why="vLLM's",
     )
+    log_level: str = option(
+        "info",
+        flag="--uvicorn-log-level",
+        choices=LOG_LEVELS,
+        aliases={"trace": "debug"},
+        env=(("TIERCEL_LOG", str.lower), ("VLLM_LOGGING_LEVEL", str.lower)),
+        metavar="LEVEL",
+        group="logs",
+        help="the least level that is logged",
+        why="requests and load are told, prompts are not",
+    )
+    log_format: str = option(
+        "text",
+        choices=("text", "json"),
+        metavar="FORMAT",
+        group="logs",
+        help="json: a line is an object, with the request's id",
+        why="people read it",
+    )
+    log_config_file: str | None = option(
+        None,
+        env=(("VLLM_LOGGING_CONFIG_PATH", str),),
+        metavar="FILE",
+        group="logs",
+        help="log as this file says, JSON for Python's logging.config.dictConfig, whatever the level and format are",
+        why="one line each on standard error",
+    )
+    enable_log_requests: bool = option(
+        False,
+        parse=None,
+        group="logs",
+        help="log each request's id and parameters; at level debug its prompt too",
+        why="what people ask is theirs",
+    )
+    enable_log_outputs: bool = option(
+        False,
+        parse=None,
+        group="logs",
+        help="log each output; needs --enable-log-requests",
+        why="what people are answered is theirs",
+    )
+    enable_log_deltas: bool = option(
+        False,
+        parse=None,
+        group="logs",
+        help="log each piece of a stream as well; needs --enable-log-outputs",
+        why="the whole output has them all",
+    )
+    max_log_len: int | None = option(
+        None,
+        parse=parse_int_human,
+        least=0,
+        metavar="N",
+        group="logs",
+        help="the most characters, and token ids, of a prompt or output in a line",
+        why="all of it was asked for",
+    )
+    has_access_log: bool = option(
+        True,
+        flag="--disable-uvicorn-access-log",
+        is_inverse=True,
+        parse=None,
+        group="logs",
+        help="do not log a line for each answer",
+        why="who asked what is the first question",
+    )
+    unlogged_paths: tuple[str, ...] = option(
+        ("/health", "/ping", "/ready", "/metrics"),
+        flag="--disable-access-log-for-endpoints",
+        parse=parse_list,
+        many="list",
+        metavar="LIST",
+        group="logs",
+        help="log no answers of these paths, as in /health,/metrics",
+        why="probers ask them all day",
+    )
     body_bytes_max: int = option(
         64 << 20,
         parse=parse_bytes,
@@ -246,7 +494,7 @@ class ServerSettings:
         least=0.0,
         metavar="S",
         group="limits",
-        help="seconds between two pieces of a body, after which it is given up",
+        help="seconds for a request's head, and between two pieces of its body, after which it is given up",
         why="a slow line is faster",
     )
     write_stall_s: float = option(
@@ -306,6 +554,15 @@ class ServerSettings:
         group="limits",
         help="requests under way, beyond which clients are told to come back",
         why="bounds bodies and threads; the engine's own queue has max_waiting",
+    )
+    n_connections_max: int = option(
+        4096,
+        parse=parse_int_human,
+        least=1,
+        metavar="N",
+        group="limits",
+        help="connections, beyond which clients are told to come back",
+        why="each may hold a head and the beginning of a body",
     )
     n_tools_max: int = option(
         128,
@@ -377,9 +634,9 @@ class ServerSettings:
             row.check(getattr(self, row.name))
         if not self.served_names or not all(self.served_names):
             raise ConfigError("served_names: got none, or an empty one; at least one name is needed")
-        if any(not key.strip() for key in self.api_keys):
+        if any(not key.strip() for key in self.keys):
             raise ConfigError("api_keys: got an empty key; some text is needed; leave it out")
-        if self.host not in LOOPBACK and not self.api_keys and not self.is_insecure:
+        if self.uds is None and self.host not in LOOPBACK and not self.keys and not self.is_insecure:
             raise ConfigError(
                 f"host: {self.host} lets other machines in, and there is no key; give one with --api-key or in "
                 f"{_KEYS_FROM[0]}; or say --insecure if the network is closed"
@@ -391,11 +648,77 @@ class ServerSettings:
                     f"default_chat_template_kwargs: got {name!r}, a field of a request; variables of the template are "
                     "needed; leave it out"
                 )
+        self._check_address()
+        self._check_tls()
+        self._check_origins()
+        self._check_answers()
+        self._check_logs()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys that open routes."""
+        return self.api_keys + self.file_keys
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.ssl_certfile is not None
 
     @property
     def model_id(self) -> str:
         """The name that answers carry."""
         return self.served_names[0]
+
+    def _check_address(self) -> None:
+        n_bytes = len((self.uds or "").encode())
+        if self.uds is not None and not 0 < n_bytes <= _UDS_BYTES_MAX:
+            raise ConfigError(
+                f"uds: got a path of {n_bytes} bytes; 1 to {_UDS_BYTES_MAX} is what a socket's address holds; take a "
+                "shorter one"
+            )
+        if not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                f"root_path: got {self.root_path!r}; a path such as /models/a is needed, without a / at its end"
+            )
+
+    def _check_tls(self) -> None:
+        others = (self.ssl_keyfile, self.ssl_ca_certs, self.ssl_ciphers)
+        if not self.has_tls and (any(others) or self.ssl_cert_reqs or self.enable_ssl_refresh):
+            raise ConfigError(
+                "ssl_certfile: got none, but other settings of TLS; name a certificate, or leave them out"
+            )
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError("ssl_ca_certs: got none; it is needed to check the certificates of clients")
+
+    def _check_origins(self) -> None:
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins: got {origin!r}; an origin such as https://app.example is needed, without a "
+                    'path, or "*"'
+                )
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError(
+                'allow_credentials: got it with "*", which would let every page of the web act as its reader; name the '
+                "origins"
+            )
+
+    def _check_answers(self) -> None:
+        if (self.fingerprint_mode == "custom") != bool(self.fingerprint):
+            raise ConfigError(
+                f"fingerprint: got {self.fingerprint!r} with fingerprint_mode {self.fingerprint_mode}; some text is "
+                "needed with custom, and none otherwise"
+            )
+        if not self.response_role.strip():
+            raise ConfigError("response_role: it is empty; a role such as assistant is needed")
+
+    def _check_logs(self) -> None:
+        for name, needed in (
+            ("enable_log_outputs", "enable_log_requests"),
+            ("enable_log_deltas", "enable_log_outputs"),
+        ):
+            if getattr(self, name) and not getattr(self, needed):
+                raise ConfigError(f"{name}: got it without {needed}, which is needed; set both")
 
 
 def server_rows(*groups: str) -> tuple[Option, ...]:
