@@ -4,7 +4,7 @@ import pytest
 from kit import error_of
 
 from tiercel.api.http.app import NOT_BUILT, ROUTES
-from tiercel.api.http.auth import Keys, route_path
+from tiercel.api.http.auth import Keys, read_key_file, route_path
 from tiercel.api.http.settings import ServerSettings
 from tiercel.base.errors import ConfigError
 
@@ -102,3 +102,24 @@ def test_beyond_this_machine_a_key_or_a_word_is_needed():
 
 def test_keys_are_never_shown():
     assert "secret" not in repr(ServerSettings(served_names=("a",), api_keys=("secret",)))
+
+
+def test_keys_come_from_a_file_one_a_line(make_rig, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# of the team\nfirst-key\n\n  second-key  \r\n")
+    keys = read_key_file(file)
+    assert keys == ("first-key", "second-key")
+    rig = make_rig(settings={"api_keys": keys})
+    for key in keys:
+        assert rig.ask("GET", "/v1/models", headers={"x-api-key": key}).status_code == 200
+    assert rig.ask("GET", "/v1/models", headers={"x-api-key": "# of the team"}).status_code == 401
+
+
+@pytest.mark.parametrize("data", [None, b"", b"# none\n", b"secret\xff"])
+def test_a_file_without_a_key_is_refused_and_not_shown(tmp_path, data):
+    file = tmp_path / "keys"
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(ConfigError, match="a line is needed") as refused:
+        read_key_file(file)
+    assert "secret" not in str(refused.value)

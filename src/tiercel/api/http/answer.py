@@ -10,7 +10,9 @@ from tiercel.api.http.schema import Generation
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from tiercel.api.http.running import Running
     from tiercel.api.http.service import Service
+    from tiercel.api.http.settings import ServerSettings
     from tiercel.protocol.outputs import RequestOutput
 
 
@@ -56,7 +58,7 @@ class Envelope:
     object: str
     created: int
     model: str
-    fingerprint: str
+    fingerprint: str | None
 
     def around(self, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
         """Give an answer with these choices; what is None in `more` is left out."""
@@ -68,6 +70,8 @@ class Envelope:
             "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
+        if self.fingerprint is None:
+            del answer["system_fingerprint"]
         return answer | {name: value for name, value in more.items() if value is not None}
 
 
@@ -79,8 +83,54 @@ def envelope(service: "Service", request_id: str, ask: Generation, kind: str) ->
         object=f"{kind}.chunk" if ask.stream and is_chat else kind,
         created=int(service.clock()),
         model=service.settings.model_id,
-        fingerprint=f"tiercel-{__version__}-{service.engine.fingerprint}",
+        fingerprint=_fingerprint(service),
     )
+
+
+def _fingerprint(service: "Service") -> str | None:
+    """Give what tells clients that the same request may be answered in other numbers."""
+    settings, digest = service.settings, service.engine.fingerprint
+    given = {"full": f"tiercel-{__version__}-{digest}", "hash": digest, "custom": settings.fingerprint, "none": None}
+    return given[settings.fingerprint_mode]
+
+
+def has_usage(ask: Generation, settings: "ServerSettings") -> tuple[bool, bool]:
+    """Say whether a stream tells its usage at its end, and in each chunk."""
+    options, is_forced = ask.stream_options, settings.enable_force_include_usage
+    return (
+        is_forced or bool(options and options.include_usage),
+        is_forced or bool(options and options.continuous_usage_stats),
+    )
+
+
+def writes_ids(ask: Generation, settings: "ServerSettings") -> bool:
+    """Say whether tokens are written as their ids."""
+    asked = ask.return_tokens_as_token_ids
+    return settings.return_tokens_as_token_ids if asked is None else asked
+
+
+def request_metrics(settings: "ServerSettings", running: "Running") -> dict[str, float] | None:
+    """Say where an answer's time went, where the server tells it and one sequence was all of it; times not reached are
+    left out.
+    """
+    if not settings.enable_per_request_metrics or len(running.handles) != 1:
+        return None
+    (summary,) = running.summaries()
+    if summary.params.n != 1:
+        return None
+    at, n_tokens = summary.metrics, summary.n_output_tokens
+    told: dict[str, float | None] = {}
+    if at.first_scheduled_s is not None:
+        told["queue_time_ms"] = at.first_scheduled_s - at.arrival_s
+    if at.first_token_s is not None and at.last_token_s is not None:
+        decode_s = at.last_token_s - at.first_token_s
+        told["time_to_first_token_ms"] = at.first_token_s - at.arrival_s
+        told["generation_time_ms"] = at.last_token_s - (at.first_scheduled_s or at.arrival_s)
+        told["mean_itl_ms"] = decode_s / (n_tokens - 1) if n_tokens > 1 else None
+    in_ms = {name: round(1000 * value, 3) for name, value in told.items() if value is not None}
+    if in_ms.get("generation_time_ms"):
+        in_ms["tokens_per_second"] = round(1000 * n_tokens / in_ms["generation_time_ms"], 3)
+    return in_ms
 
 
 def request_id_of(request: "Request", ask: Generation) -> str:

@@ -7,7 +7,10 @@ one of the request line, never one rebuilt from headers.
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
+
+from tiercel.base.errors import ConfigError
 
 # What a prober without a key may know: that the process lives, and which version it is.
 OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version"})
@@ -33,6 +36,23 @@ class Keys:
                 if hmac.compare_digest(digest, known):
                     owner = known
         return owner
+
+
+def read_key_file(path: Path) -> tuple[str, ...]:
+    """Read keys from a file, one a line; blank lines, and those that begin with #, are none.
+
+    Raises: ConfigError: it cannot be read, or holds no key. Nothing of the file is in the message.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"server.api_keys: {path}: {error.strerror}; a file with a key a line is needed") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"server.api_keys: {path}: it is not text; a file with a key a line is needed") from None
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    if not keys:
+        raise ConfigError(f"server.api_keys: {path}: it holds no key; one a line is needed")
+    return keys
 
 
 def route_path(scope: Mapping[str, Any]) -> str:

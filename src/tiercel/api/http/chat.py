@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.api.http import logprobs
-from tiercel.api.http.answer import Envelope, Tally, envelope, request_id_of
+from tiercel.api.http.answer import Envelope, Tally, envelope, has_usage, request_id_of, request_metrics, writes_ids
 from tiercel.api.http.params import chat_params, check_stream
 from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan, thinking_marks
 from tiercel.api.http.prompts import cut, encode, render_chat
@@ -142,16 +142,15 @@ class _ChatAnswer:
         self._prepared = prepared
         self._around = around
         self._n = ask.n or 1
-        self._texts = logprobs.TokenTexts(service.engine.tokenizer, as_ids=bool(ask.return_tokens_as_token_ids))
+        self._role = service.settings.response_role
+        self._texts = logprobs.TokenTexts(service.engine.tokenizer, as_ids=writes_ids(ask, service.settings))
         self._tally = Tally(len(prepared.token_ids))
         self._has_role = [False] * self._n
         plan = prepared.parsing
         self._parsed = None if plan is None else [ParsedOutput(service, plan, around.id) for _ in range(self._n)]
         # A token's text tells what it is of.
         self._hides_tokens = plan is not None and plan.has_reasoning and not plan.includes_reasoning
-        options = ask.stream_options
-        self._has_usage = bool(options and options.include_usage)
-        self._has_running_usage = bool(options and options.continuous_usage_stats)
+        self._has_usage, self._has_running_usage = has_usage(ask, service.settings)
 
     def end(self, running: Running) -> None:
         """Free the engine's request and note its size."""
@@ -173,6 +172,7 @@ class _ChatAnswer:
         return self._around.around(
             [self._choice(one) for one in last.outputs],
             usage=self._usage(),
+            metrics=request_metrics(self._service.settings, running),
             prompt_logprobs=logprobs.prompt_logprobs(last.prompt_logprobs, self._texts),
             prompt_token_ids=prepared.token_ids if ask.return_token_ids else None,
             prompt_text=prepared.text if ask.return_prompt_text else None,
@@ -184,9 +184,9 @@ class _ChatAnswer:
 
     def _choice(self, one: "CompletionOutput") -> dict[str, Any]:
         echo, finish_reason = self._prepared.echo, one.finish_reason
-        message = {"role": _ROLE, "content": echo + one.text, "refusal": None}
+        message = {"role": self._role, "content": echo + one.text, "refusal": None}
         if self._parsed is not None:
-            message = self._parsed[one.index].message(_ROLE, echo)
+            message = self._parsed[one.index].message(self._role, echo)
             finish_reason = self._parsed[one.index].finish_reason(finish_reason)
         choice = {
             "index": one.index,
@@ -217,7 +217,8 @@ class _ChatAnswer:
             if ready:
                 yield b"".join(ready)
         if self._has_usage:
-            yield frame(self._around.around([], usage=self._usage()))
+            metrics = request_metrics(self._service.settings, running)
+            yield frame(self._around.around([], usage=self._usage(), metrics=metrics))
 
     def _of_output(self, one: "CompletionOutput") -> list[bytes]:
         ready = []
@@ -242,7 +243,7 @@ class _ChatAnswer:
         return ready
 
     def _beginning(self, index: int) -> list[bytes]:
-        delta = {"role": _ROLE, "content": ""}
+        delta = {"role": self._role, "content": ""}
         ids = self._prepared.token_ids if self._ask.return_token_ids else None
         text = self._prepared.text if self._ask.return_prompt_text else None
         ready = [self._chunk(index, delta, None, prompt_token_ids=ids, prompt_text=text)]

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.api.http import logprobs
-from tiercel.api.http.answer import Envelope, Tally, envelope, request_id_of
+from tiercel.api.http.answer import Envelope, Tally, envelope, has_usage, request_id_of, request_metrics, writes_ids
 from tiercel.api.http.chat import priority_of
 from tiercel.api.http.params import check_stream, completion_params
 from tiercel.api.http.prompts import cut, encode
@@ -127,7 +127,7 @@ class _CompletionAnswer:
         self._n = ask.n or 1
         self._is_scoring = ask.max_tokens == 0
         tokenizer = service.engine.tokenizer
-        self._texts = logprobs.TokenTexts(tokenizer, as_ids=bool(ask.return_tokens_as_token_ids))
+        self._texts = logprobs.TokenTexts(tokenizer, as_ids=writes_ids(ask, service.settings))
         hides = tokenizer is not None and ask.skip_special_tokens is not False
         hidden = tokenizer.special_ids if tokenizer is not None and hides else frozenset()
         n_choices = len(submissions) * self._n
@@ -135,9 +135,7 @@ class _CompletionAnswer:
         self._has_begun = [False] * n_choices
         self._prompt_entries: dict[int, Any] = {}
         self._tally = Tally(sum(len(one.token_ids) for one in submissions))
-        options = ask.stream_options
-        self._has_usage = bool(options and options.include_usage)
-        self._has_running_usage = bool(options and options.continuous_usage_stats)
+        self._has_usage, self._has_running_usage = has_usage(ask, service.settings)
 
     def end(self, running: Running) -> None:
         """Free the engine's requests and note their size."""
@@ -156,7 +154,8 @@ class _CompletionAnswer:
             output = lasts[i]
             self._note(i, output)
             choices += [self._choice(i, output, one) for one in output.outputs]
-        return self._around.around(choices, usage=self._tally.usage())
+        metrics = request_metrics(self._service.settings, running)
+        return self._around.around(choices, usage=self._tally.usage(), metrics=metrics)
 
     def _note(self, i: int, output: "RequestOutput") -> None:
         """Count an output; without an answer, forget the one token that the engine had to make."""
@@ -210,7 +209,8 @@ class _CompletionAnswer:
             if ready:
                 yield b"".join(ready)
         if self._has_usage:
-            yield frame(self._around.around([], usage=self._tally.usage()))
+            metrics = request_metrics(self._service.settings, running)
+            yield frame(self._around.around([], usage=self._tally.usage(), metrics=metrics))
 
     def _of_output(self, i: int, one: "CompletionOutput") -> list[bytes]:
         index = i * self._n + one.index

@@ -23,6 +23,8 @@ def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messag
     Raises: RequestError: a message is malformed, or the template refuses it.
     """
     tools = ask.tools
+    if service.settings.exclude_tools_when_tool_choice_none and getattr(ask, "tool_choice", None) == "none":
+        tools = None
     template = service.template(has_tools=bool(tools))
     _check_messages(messages)
     messages = normalised(messages, knows_developer=service.template_knows_developer)
