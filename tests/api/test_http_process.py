@@ -232,14 +232,14 @@ def test_a_certificate_that_is_missing_is_told_before_it_loads(start):
     assert "built" not in said
 
 
-def test_an_engine_that_dies_fails_what_runs_and_ends_the_process(start):
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_engine_that_dies_fails_what_runs_and_ends_the_process(start, is_stream):
     process = start(runner="Dying")
+    body = json.dumps({"prompt": "x", "max_tokens": 4000, "stream": is_stream, "ignore_eos": True}).encode()
     with socket.create_connection(("127.0.0.1", process.wait_for_port()), timeout=DEADLINE_S) as raw:
-        raw.sendall(
-            http_post("/v1/completions", b'{"prompt": "x", "max_tokens": 4000, "stream": true, "ignore_eos": true}')
-        )
-        told = read_until(raw, b"[DONE]")
-    assert told.count(b"data: ") > 2
+        raw.sendall(http_post("/v1/completions", body))
+        told = read_until(raw, b"[DONE]" if is_stream else b'"code":500')
+    assert told.startswith(b"HTTP/1.1 200 " if is_stream else b"HTTP/1.1 500 ")
     assert b'"code":500' in told
     code, said = process.end()
     assert code == 1, said

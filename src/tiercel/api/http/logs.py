@@ -6,7 +6,6 @@ it; threads of the server inherit it. No key is ever logged: of a request's head
 
 import json
 import logging
-import logging.config
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
@@ -67,9 +66,11 @@ def set_up_logging(settings: ServerSettings) -> None:
 
 def _configure(path: Path) -> None:
     """Follow a file for `dictConfig`. It may name our filter and formatter, as `"()": "tiercel.api.http.logs.…"`."""
+    from logging.config import dictConfig
+
     try:
         wanted = json.loads(path.read_text("utf-8"))
-        logging.config.dictConfig(wanted)
+        dictConfig(wanted)
     except OSError as error:
         raise ConfigError(f"log_config_file: {path}: {error.strerror}; a file of JSON is needed") from error
     except (ValueError, TypeError, AttributeError, ImportError) as error:
