@@ -260,5 +260,5 @@ def test_a_file_that_says_nothing_usable_is_refused(tmp_path, text):
     ],
 )
 def test_settings_of_the_log_that_cannot_be_are_refused(settings):
-    with pytest.raises(ConfigError, match="server"):
+    with pytest.raises(ConfigError, match="log_"):
         ServerSettings(served_names=("a",), **settings)

@@ -75,18 +75,6 @@ def read(var: EnvVar) -> str | None:
     return value
 
 
-def vllm_log_level(environ: Mapping[str, str] | None = None) -> str:
-    """Give the log's level as vLLM's variable has it, in small letters; "info" without one.
-
-    Raises: ConfigError: it is no level.
-    """
-    level = ((os.environ if environ is None else environ).get(_LEVEL) or "info").lower()
-    known = (*LOG.choices, "critical")
-    if level not in known:
-        raise ConfigError(f"environment {_LEVEL}: got {level!r}; needs one of {', '.join(known)}; unset it or fix it")
-    return level
-
-
 def refuse_removed(environ: Mapping[str, str]) -> None:
     """Refuse a variable that vLLM no longer knows.
 

@@ -252,3 +252,91 @@ def test_progress_on_a_terminal_is_a_bar_there_and_nothing_elsewhere(terminal, c
     assert "1,000/1,000 bytes" in out.getvalue()
     said = capsys.readouterr()
     assert said.out + said.err == ""
+
+
+def test_serve_takes_every_setting_of_the_server_as_a_flag(served, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("from-a-file\n")
+    words = f"""--uds s.sock --root-path /a --api-key-file {keys} --middleware a.B --middleware c.D
+        --ssl-certfile c.pem --ssl-keyfile k.pem --ssl-ca-certs ca.pem --ssl-cert-reqs 2 --ssl-ciphers HIGH
+        --enable-ssl-refresh --allowed-origins ["https://x.example"] --allowed-methods ["GET","POST"]
+        --allowed-headers ["*"] --allow-credentials --response-role bot --enable-force-include-usage
+        --enable-per-request-metrics --return-tokens-as-token-ids --fingerprint-mode custom --fingerprint f7
+        --exclude-tools-when-tool-choice-none --uvicorn-log-level trace --log-format json --log-config-file l.json
+        --enable-log-requests --enable-log-outputs --enable-log-deltas --max-log-len 1k --disable-uvicorn-access-log
+        --disable-access-log-for-endpoints /health,/load --n-connections-max 8
+        --enable-request-id-headers --enable-prompt-tokens-details --enable-server-load-tracking"""
+    assert main(["serve", *words.split()]) == 0
+    settings = served[0].settings
+    told = {
+        "uds": "s.sock",
+        "root_path": "/a",
+        "keys": ("from-a-file",),
+        "middleware": ("a.B", "c.D"),
+        "ssl_certfile": "c.pem",
+        "ssl_keyfile": "k.pem",
+        "ssl_ca_certs": "ca.pem",
+        "ssl_cert_reqs": 2,
+        "ssl_ciphers": "HIGH",
+        "enable_ssl_refresh": True,
+        "allowed_origins": ("https://x.example",),
+        "allowed_methods": ("GET", "POST"),
+        "allowed_headers": ("*",),
+        "allow_credentials": True,
+        "response_role": "bot",
+        "enable_force_include_usage": True,
+        "enable_per_request_metrics": True,
+        "return_tokens_as_token_ids": True,
+        "fingerprint_mode": "custom",
+        "fingerprint": "f7",
+        "exclude_tools_when_tool_choice_none": True,
+        "log_level": "debug",
+        "log_format": "json",
+        "log_config_file": "l.json",
+        "enable_log_requests": True,
+        "enable_log_outputs": True,
+        "enable_log_deltas": True,
+        "max_log_len": 1000,
+        "has_access_log": False,
+        "unlogged_paths": ("/health", "/load"),
+        "n_connections_max": 8,
+    }
+    assert {name: getattr(settings, name) for name in told} == told
+    assert "from-a-file" not in repr(settings)
+
+
+def test_serve_takes_lists_from_a_file_as_lists(served, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "allowed-origins: ['https://x.example', 'https://y.example']\nmiddleware: [a.B]\nssl-cert-reqs: 0\n"
+    )
+    assert main(["serve", "--config", str(file)]) == 0
+    settings = served[0].settings
+    assert settings.allowed_origins == ("https://x.example", "https://y.example")
+    assert settings.middleware == ("a.B",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--allowed-origins", "[1]"], "a list of texts"),
+        (["--allowed-origins", "[x"], "no JSON"),
+        (["--allowed-origins", "x.example"], "origin"),
+        (["--api-key-file", "/nowhere/at/all"], "a key a line"),
+        (["--enable-log-outputs"], "enable_log_requests"),
+        (["--fingerprint-mode", "short"], "custom"),
+    ],
+)
+def test_serve_refuses_settings_that_cannot_be(served, capsys, flags, words):
+    assert main(["serve", *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert served == []
+
+
+def test_the_logs_level_comes_from_the_flag_then_from_the_environment(served, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    assert main(["serve"]) == 0
+    monkeypatch.setenv("TIERCEL_LOG", "warning")
+    assert main(["serve"]) == 0
+    assert main(["serve", "--uvicorn-log-level", "debug"]) == 0
+    assert [one.settings.log_level for one in served] == ["error", "warning", "debug"]

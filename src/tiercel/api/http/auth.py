@@ -38,20 +38,20 @@ class Keys:
         return owner
 
 
-def read_key_file(path: Path) -> tuple[str, ...]:
+def read_key_file(path: str) -> tuple[str, ...]:
     """Read keys from a file, one a line; blank lines, and those that begin with #, are none.
 
     Raises: ConfigError: it cannot be read, or holds no key. Nothing of the file is in the message.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = Path(path).expanduser().read_text("utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"server.api_keys: {path}: {error.strerror}; a file with a key a line is needed") from error
+        raise ConfigError(f"got {path[:200]!r}: {error.strerror}; need a file with a key a line") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"server.api_keys: {path}: it is not text; a file with a key a line is needed") from None
+        raise ConfigError(f"got {path[:200]!r}, which is not text; need a file with a key a line") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
     if not keys:
-        raise ConfigError(f"server.api_keys: {path}: it holds no key; one a line is needed")
+        raise ConfigError(f"got {path[:200]!r}, which holds no key; need one a line")
     return keys
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tiercel.api.http.auth import read_key_file
+from tiercel.base import env
 from tiercel.base.errors import ConfigError
 from tiercel.base.options import Option, option, options_of, parse_float, parse_list, parse_object, parse_template
 from tiercel.base.units import parse_bytes, parse_int_human
@@ -388,7 +389,7 @@ class ServerSettings:
         flag="--uvicorn-log-level",
         choices=LOG_LEVELS,
         aliases={"trace": "debug"},
-        env=(("TIERCEL_LOG", str.lower), ("VLLM_LOGGING_LEVEL", str.lower)),
+        env=((env.LOG.name, str.lower), ("VLLM_LOGGING_LEVEL", str.lower)),
         metavar="LEVEL",
         group="logs",
         help="the least level that is logged",
