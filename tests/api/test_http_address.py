@@ -1,6 +1,7 @@
 """A server on a Unix socket, and what may be in its way."""
 
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tiercel.api.http.address import take_address
+from tiercel.api.http.address import make_room, take_address
 from tiercel.api.http.settings import ServerSettings
 from tiercel.base.errors import ConfigError
 
@@ -89,3 +90,28 @@ def test_a_path_longer_than_a_socket_may_have_is_refused_before_anything():
 
 def test_on_a_unix_socket_no_key_is_needed_whatever_the_host_would_be():
     ServerSettings(served_names=("a",), uds="s.sock", host="0.0.0.0")
+
+
+@pytest.fixture
+def limit():
+    """Set how many files may be open, and set it back."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda soft: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_room_is_made_for_every_connection_that_is_served(limit):
+    limit(300)
+    make_room(50)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 306
+    make_room(10)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 306
+
+
+def test_a_limit_that_leaves_too_little_room_is_told(limit, monkeypatch, caplog):
+    limits = [(100, 200)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, both: limits.append(both))
+    make_room(1000)
+    assert limits[-1] == (200, 200)
+    assert "ulimit -n" in caplog.text

@@ -76,7 +76,7 @@ class Process:
 
     def end(self):
         """Wait for the end; return the exit code and what was said."""
-        _, said = self.popen.communicate(timeout=DEADLINE_S)
+        _, said = self.popen.communicate(timeout=6 * DEADLINE_S)  # it may have to start first
         return self.popen.returncode, "".join(self.lines) + said
 
 

@@ -4,16 +4,21 @@ Connections to a taken address wait until somebody accepts them.
 """
 
 import contextlib
+import logging
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 from typing import Final
 
 from tiercel.api.http.settings import ServerSettings
 
+_log = logging.getLogger(__name__)
+
 BACKLOG: Final = 2048
 _PROBE_S: Final = 1.0
+_N_OTHER_FILES: Final = 256  # open beside connections: the model's, the log's, those of threads and libraries
 
 
 class Address:
@@ -32,6 +37,24 @@ class Address:
             with contextlib.suppress(OSError):
                 if self._uds.stat().st_ino == self._inode:
                     self._uds.unlink()
+
+
+def make_room(n_connections: int) -> None:
+    """Let this process have so many connections open, as far as the system's administrator lets it."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    wanted = n_connections + _N_OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft in (-1, resource.RLIM_INFINITY) or soft >= wanted:
+        return
+    most = wanted if hard in (-1, resource.RLIM_INFINITY) else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        _log.warning(
+            "%d files may be open, and %d connections may need %d: raise ulimit -n", most, n_connections, wanted
+        )
 
 
 def take_address(settings: ServerSettings) -> Address:

@@ -19,7 +19,7 @@ from typing import Final
 
 import uvicorn
 
-from tiercel.api.http.address import BACKLOG, Address, take_address
+from tiercel.api.http.address import BACKLOG, Address, make_room, take_address
 from tiercel.api.http.app import make_app
 from tiercel.api.http.connection import Connection
 from tiercel.api.http.facade import EngineFacade
@@ -43,6 +43,7 @@ def serve(settings: ServerSettings, build: Callable[[], EngineFacade]) -> int:
     Raises: ConfigError: the settings' files for TLS, or its middleware, are not what they should be.
     """
     tls = Tls(settings) if settings.has_tls else None
+    make_room(settings.n_connections_max)
     try:
         address = take_address(settings)
     except OSError as error:
