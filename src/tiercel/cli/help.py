@@ -65,9 +65,10 @@ def default_text(row: "Option") -> str:
     if row.is_switch:
         shown = "on" if bool(row.default) != row.is_inverse else "off"
         return f"{shown} ({row.why})" if row.why else shown
-    if row.default is None or row.default in ((), {}):
+    if row.default is None or row.default in ((), {}, ""):
         return row.why or "none"
-    return f"{row.default} ({row.why})" if row.why else str(row.default)
+    shown = ",".join(row.default) if isinstance(row.default, tuple) else str(row.default)
+    return f"{shown} ({row.why})" if row.why else shown
 
 
 def command_of(flag: str) -> str | None:

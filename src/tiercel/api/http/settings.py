@@ -338,7 +338,7 @@ class ServerSettings:
         keys=(),
         metavar="JSON",
         group="chat",
-        help="variables of the template that a request may leave out, as in '{'enable_thinking': false}'",
+        help="variables of the template that a request may leave out, as in '{\"enable_thinking\": false}'",
         why="the template's own defaults",
     )
     tool_call_parser: str = option(
