@@ -76,7 +76,13 @@ async def chat_completions(request: Request, service: Service) -> Response:
 def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
     """Check, write and cut the prompt. Runs on a thread of the server."""
     max_model_len = service.engine.max_model_len
-    params = chat_params(ask, service.defaults, service.settings, max_model_len)
+    params = chat_params(
+        ask,
+        service.defaults,
+        service.settings,
+        max_model_len=max_model_len,
+        max_logprobs=service.engine.client.core.config.max_logprobs,
+    )
     use = tool_use(ask, service.settings)
     is_unknown = use.has_calls and not service.parsers.has_calls and not use.is_required
     if is_unknown and service.engine.tokenizer is not None:

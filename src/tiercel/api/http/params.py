@@ -77,7 +77,12 @@ def check_stream(ask: Generation) -> None:
 
 
 def chat_params(
-    ask: ChatRequest, defaults: Mapping[str, Any], settings: ServerSettings, max_model_len: int
+    ask: ChatRequest,
+    defaults: Mapping[str, Any],
+    settings: ServerSettings,
+    *,
+    max_model_len: int,
+    max_logprobs: int,
 ) -> SamplingParams:
     """Build the parameters of a chat.
 
@@ -88,7 +93,7 @@ def chat_params(
     max_tokens = defaults.get("max_tokens") if asked is None else asked
     if asked is not None:
         _check_room(name, asked, max_model_len)
-    return _params(ask, defaults, settings, max_tokens=max_tokens, logprobs=_chat_logprobs(ask))
+    return _params(ask, defaults, settings, max_tokens=max_tokens, logprobs=_chat_logprobs(ask, max_logprobs))
 
 
 def completion_params(
@@ -123,12 +128,19 @@ def _check_room(name: str, max_tokens: int, max_model_len: int) -> None:
         )
 
 
-def _chat_logprobs(ask: ChatRequest) -> int | None:
+def _chat_logprobs(ask: ChatRequest, n_most: int) -> int | None:
     n = ask.top_logprobs
     if n is not None and n < -1:
         raise RequestError(f"top_logprobs: got {n}; 0 or more is needed, or -1 for all", param="top_logprobs")
     if n and not ask.logprobs:
         raise RequestError(f"top_logprobs: got {n} without logprobs; set logprobs to true", param="top_logprobs")
+    # The engine checks this too, but would name a field that the client never sent a number in.
+    if n is not None and n_most != -1 and not 0 <= n <= n_most:
+        raise RequestError(
+            f"top_logprobs: got {n}{' (all)' if n == -1 else ''}; at most {n_most} are allowed; lower it or raise "
+            "max_logprobs",
+            param="top_logprobs",
+        )
     return (n or 0) if ask.logprobs else None
 
 
