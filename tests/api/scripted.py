@@ -8,6 +8,7 @@ from kit import DEADLINE_S, FakeRunner, GatedRunner, Rig, ScriptedRunner, byte_t
 from tiercel.api.http.running import Running
 
 CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 STEPS = (1, 2, 3, None)  # tokens that come at once; None: all
 TOOLS = [
@@ -39,14 +40,17 @@ class Script(ScriptedRunner):
         return FakeRunner._run(self, plan)
 
     def _run_sequence(self, plan, s):
-        if not plan.seq_samples[s]:
-            return []
         row = self._row(int(plan.seq_slot[s]))
-        position = int(plan.seq_start[s] + plan.seq_tokens[s]) - 1
-        k = position + 1 - row.n_prompt
+        start, end = int(plan.seq_start[s]), int(plan.seq_start[s] + plan.seq_tokens[s])
+        rows = []
+        if plan.seq_scores[s]:
+            rows = [(s, i, row.tokens[i + 1], 1) for i in range(start, end - bool(plan.seq_samples[s]))]
+        if not plan.seq_samples[s]:
+            return rows
+        k = end - row.n_prompt
         token = self.script[k] if k < len(self.script) else 256
-        row.tokens[position + 1] = token
-        return [(s, position, token, 1)]
+        row.tokens[end] = token
+        return [*rows, (s, end - 1, token, 1)]
 
 
 class GatedScript(GatedRunner, Script):
@@ -54,11 +58,15 @@ class GatedScript(GatedRunner, Script):
 
 
 class Scripted:
-    """One model that says one text. Each asking has an engine of its own, or `close` is called between."""
+    """One model that says one text, or the tokens it is given. Each asking has an engine of its own.
 
-    def __init__(self, text, *, template=TEMPLATE, special=(), settings=None):
-        self._tokenizer = byte_tokenizer(template, special)
-        self.script = self._tokenizer.encode(text, add_special_tokens=False)
+    A token of the default tokenizer is a byte, so `bytes` are tokens.
+    """
+
+    def __init__(self, text, *, template=TEMPLATE, special=(), settings=None, tokenizer=None):
+        self._tokenizer = tokenizer or byte_tokenizer(template, special)
+        is_text = isinstance(text, str)
+        self.script = self._tokenizer.encode(text, add_special_tokens=False) if is_text else list(text)
         self._settings = settings
 
     def _rig(self, kind):
@@ -71,11 +79,11 @@ class Scripted:
             check_each_step=False,
         )
 
-    def whole(self, **fields):
+    def whole(self, *, path=CHAT, **fields):
         """Ask for a whole answer."""
         rig = self._rig(Script)
         try:
-            answer = rig.post(CHAT, {"messages": HI, "max_tokens": 2000} | fields)
+            answer = rig.post(path, _body(path) | fields)
             rig.assert_idle()
             return answer
         finally:
@@ -89,19 +97,22 @@ class Scripted:
         finally:
             rig.close()
 
-    def stream(self, monkeypatch, n_tokens, **fields):
+    def stream(self, monkeypatch, n_tokens, *, path=CHAT, **fields):
         """Ask for a stream in which `n_tokens` come at a time; give its chunks."""
         rig = self._rig(GatedScript)
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(Running, "outputs", lambda running: _in_steps(running, rig.runner, n_tokens))
-                body = {"messages": HI, "max_tokens": 2000, "ignore_eos": False} | fields
-                chunks = rig.stream(CHAT, **body)
+                chunks = rig.stream(path, **_body(path) | {"ignore_eos": False} | fields)
             rig.runner.open()
             rig.assert_idle()
             return chunks
         finally:
             rig.close()
+
+
+def _body(path):
+    return {"max_tokens": 2000} | ({"prompt": "hi"} if path == COMPLETE else {"messages": HI})
 
 
 async def _in_steps(running, runner, n_tokens):
@@ -167,3 +178,25 @@ def assert_same(streamed, whole):
     assert calls_of(streamed.calls) == calls_of(message.get("tool_calls", []))
     assert streamed.finish_reason == choice["finish_reason"]
     assert len({call["id"] for call in streamed.calls}) == len(streamed.calls)
+
+
+def both(monkeypatch, model, **ask):
+    """Ask for the whole and for streams of all steps; check that they agree; give the choice and the streams."""
+    whole = model.whole(**ask)
+    streams = [Streamed(model.stream(monkeypatch, n_tokens, **ask)) for n_tokens in STEPS]
+    for streamed in streams:
+        assert_same(streamed, whole)
+    return whole["choices"][0], streams
+
+
+def both_texts(monkeypatch, model, **ask):
+    """Do the same with completions; give the choice and each stream's pieces of text."""
+    choice = model.whole(path=COMPLETE, **ask)["choices"][0]
+    streams = []
+    for n_tokens in STEPS:
+        chunks = [c["choices"][0] for c in model.stream(monkeypatch, n_tokens, path=COMPLETE, **ask) if c["choices"]]
+        streams.append([chunk["text"] for chunk in chunks])
+        assert "".join(streams[-1]) == choice["text"]
+        assert chunks[-1]["finish_reason"] == choice["finish_reason"]
+        assert chunks[-1]["stop_reason"] == choice["stop_reason"]
+    return choice, streams

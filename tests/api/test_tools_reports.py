@@ -7,18 +7,9 @@ import httpx
 import openai
 import pytest
 from kit import byte_tokenizer
-from scripted import HI, LIMITS, MARKS, STEPS, TEMPLATE, TOOLS, Script, Scripted, Streamed, assert_same, calls_of
+from scripted import HI, LIMITS, MARKS, STEPS, TEMPLATE, TOOLS, Script, Scripted, both, calls_of
 
 PATH_CALL = '<tool_call>{"name": "f", "arguments": {"path": "a\\"b", "l": [1, {"x": null}]}}</tool_call>'
-
-
-def both(monkeypatch, model, **ask):
-    """Ask for the whole and for streams of all steps; check that they agree; give the message and the streams."""
-    whole = model.whole(**ask)
-    streams = [Streamed(model.stream(monkeypatch, n_tokens, **ask)) for n_tokens in STEPS]
-    for streamed in streams:
-        assert_same(streamed, whole)
-    return whole["choices"][0], streams
 
 
 def test_l14060_a_value_is_never_guessed_before_it_is_there(monkeypatch):
