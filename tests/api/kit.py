@@ -27,7 +27,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 264  # as models pad theirs: more logits than tokens
 
 
-def byte_tokenizer(template=TEMPLATE, more_special=()):
+def byte_tokenizer(template=TEMPLATE, more_special=(), *, add_bos=False):
     """256 tokens of one byte each, and three special ones or more."""
     letters, n = [], 0
     for byte in range(256):
@@ -46,6 +46,7 @@ def byte_tokenizer(template=TEMPLATE, more_special=()):
         "tokenizer.ggml.merges": [],
         "tokenizer.ggml.bos_token_id": tokens.index("<|im_start|>"),
         "tokenizer.ggml.eos_token_id": tokens.index("<|endoftext|>"),
+        "tokenizer.ggml.add_bos_token": add_bos,
     }
     if template is not None:
         metadata["tokenizer.chat_template"] = template

@@ -17,7 +17,7 @@ from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Envelope, Tally, envelope, has_usage, request_id_of, request_metrics, writes_ids
 from tiercel.api.http.params import chat_params, check_stream
 from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan, thinking_marks
-from tiercel.api.http.prompts import cut, encode, render_chat
+from tiercel.api.http.prompts import cut, encode, render_chat, with_one_bos
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, until_gone
@@ -100,6 +100,8 @@ def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     is_cut_later = ask.truncate_prompt_tokens is not None
     token_ids = encode(service, text, add_special_tokens=bool(ask.add_special_tokens), is_cut_later=is_cut_later)
+    if ask.add_special_tokens:
+        token_ids = with_one_bos(service, token_ids)
     token_ids = cut(ask, token_ids, params.max_tokens, max_model_len)
     one = Submission(
         text=text,

@@ -85,6 +85,12 @@ def encode(service: "Service", text: str, *, add_special_tokens: bool, is_cut_la
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
+def with_one_bos(service: "Service", token_ids: list[int]) -> list[int]:
+    """Leave out the BOS that encoding put before one that a chat's template wrote."""
+    bos = service.tokenizer.bos_id
+    return token_ids[1:] if bos is not None and token_ids[:2] == [bos, bos] else token_ids
+
+
 def cut(ask: Generation, token_ids: list[int], max_tokens: int | None, max_model_len: int) -> list[int]:
     """Keep as many tokens of a prompt as `truncate_prompt_tokens` says; by default the last ones.
 

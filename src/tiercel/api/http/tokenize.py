@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.api.http.prompts import render_chat
+from tiercel.api.http.prompts import render_chat, with_one_bos
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.schema import DetokenizeRequest, TokenizeRequest
@@ -81,6 +81,8 @@ def _tokenize(service: Service, ask: TokenizeRequest) -> tuple[list[int], list[s
         text = ask.prompt
     special = ask.messages is None if ask.add_special_tokens is None else ask.add_special_tokens
     token_ids = encode_any(service, text, add_special_tokens=special)
+    if ask.messages is not None and special:
+        token_ids = with_one_bos(service, token_ids)
     return token_ids, [service.tokenizer.token_text(i) for i in token_ids] if ask.return_token_strs else None
 
 
