@@ -20,6 +20,8 @@ _REPOSITORY = re.compile(
     r"(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(?::(?P<pick>[A-Za-z0-9._-]{1,96}))?",
     re.ASCII,
 )
+# What tools for cutting up files call the pieces; GGUF's own parts are files that end in .gguf.
+_PIECE = re.compile(r"((.+\.gguf)[.-](?:part|split-))(?:\d+of\d+|-?[0-9a-z]{1,3})", re.ASCII | re.IGNORECASE)
 
 
 class ResolvedModel(msgspec.Struct, frozen=True):
@@ -105,6 +107,12 @@ def _local_model(path: Path) -> ResolvedModel:
         return ResolvedModel(path, path.resolve().name, "path")
     if path.suffix.lower() == ".gguf":
         return ResolvedModel(path, path.stem, "path")
+    piece = _PIECE.fullmatch(path.name)
+    if piece is not None:
+        raise ModelNotFound(
+            f"model {path}: got one piece of a file that was cut up; need the whole file; join the pieces in their "
+            f"order, as in `cat {piece[1]}* > {piece[2]}`, and name that"
+        )
     raise ModelNotFound(
         f"model {path}: got a file that does not end in .gguf; need a .gguf file or a folder (config.json and "
         "*.safetensors); for a .safetensors file name its folder"

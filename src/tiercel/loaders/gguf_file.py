@@ -292,7 +292,7 @@ class GgufFile:
         if start + nbytes > self.size:
             raise ModelFileError(
                 f"{where}: {kind.name} of shape {list(entry.shape)} takes bytes {start} to {start + nbytes} and the "
-                f"file has {self.size}; the file is truncated; fetch it again"
+                f"file has {self.size}; the file is truncated; fetch it again, or join it with its other pieces"
             )
         return GgufTensor(name, entry.shape, kind, start, nbytes)
 
