@@ -15,6 +15,8 @@ from tiercel.loaders.gguf_fields import Fields
 
 Config = dict[str, Any]
 
+# Every Qwen since 1.5 was released with it, or says in its file that it has another.
+_QWEN_THETA = 1e6
 _ATTENTION_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
 _MLP_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 
@@ -101,7 +103,7 @@ def _read_qwen(fields: Fields, config: Config, facts: Facts) -> None:
     fields.neutral("attention.sliding_window", 0)
     config["use_sliding_window"] = False
     fields.neutral("rope.dimension_count", config["head_dim"])
-    config["rope_parameters"] = _rope(fields, config, facts)
+    config["rope_parameters"] = _rope(fields, config, facts, default_theta=_QWEN_THETA)
     fields.neutral("final_logit_softcapping", 0.0)
     _check_scale(fields, config)
 
@@ -162,6 +164,7 @@ def _check_scale(fields: Fields, config: Config) -> None:
 def _rope(fields: Fields, config: Config, facts: Facts, default_theta: float | None = 10000.0) -> Config:
     """Read rotary base and scaling, in Hugging Face's `rope_parameters` form."""
     theta = fields.real("rope.freq_base", default_theta)
+    fields.assumed("rope.freq_base", theta)
     kind = fields.text("rope.scaling.type", "linear")
     factor = fields.real("rope.scaling.factor", fields.real("rope.scale_linear", 0.0)) or 1.0
     attention_factor = fields.real("rope.scaling.attn_factor", 1.0)
@@ -192,6 +195,8 @@ def _rope(fields: Fields, config: Config, facts: Facts, default_theta: float | N
         return plain
     if kind == "linear":
         return plain | {"rope_type": "linear", "factor": factor}
+    if not fields.has("rope.scale_linear"):
+        fields.assumed("rope.scaling.factor", factor)
     # The file's factor multiplies yarn's own 1 + 0.1 ln F; the configuration's replaces it.
     magnitude = attention_factor * (1.0 + 0.1 * log(factor)) if factor > 1 else attention_factor
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}

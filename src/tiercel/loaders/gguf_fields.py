@@ -4,6 +4,7 @@
 file if any key was not: a key nobody read may change the arithmetic. It knows no architecture; see `gguf_map`.
 """
 
+import logging
 from collections.abc import Mapping
 from math import isfinite
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from tiercel.base.errors import ModelFileError, UnsupportedModel
 from tiercel.loaders.gguf_file import StringArray, Value
+
+_log = logging.getLogger(__name__)
 
 _MAX_COUNT = (1 << 31) - 1
 
@@ -72,6 +75,17 @@ class Fields:
         if type(value) not in (int, float) or not isfinite(value) or not 0 <= value < 1e38:  # type: ignore[arg-type,operator]
             raise self.wrong(key, value, "a finite number of 0 or more")
         return shortest(float(value))  # type: ignore[arg-type]
+
+    def assumed(self, key: str, value: object) -> None:
+        """Say in the log what a field is taken to be that the file should have and has not."""
+        if not self.has(key):
+            _log.warning(
+                "%s: %s.%s is missing; %s is taken; if its answers are no good, convert the model again",
+                self._where,
+                self._arch,
+                key,
+                value,
+            )
 
     def text(self, key: str, default: str) -> str:
         """Read a text."""
