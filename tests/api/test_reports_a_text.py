@@ -5,7 +5,8 @@ Each answer is compared with its streams at 1, 2, 3 and all tokens a step.
 
 import pytest
 from kit import byte_tokenizer
-from scripted import COMPLETE, STEPS, TEMPLATE, TOOLS, Scripted, both, both_texts, calls_of
+from responding import Responder, texts_of
+from scripted import COMPLETE, STEPS, TOOLS, Scripted, both, both_texts, calls_of
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 
@@ -130,16 +131,15 @@ def test_v22014_a_stop_string_is_not_looked_for_before_min_tokens(monkeypatch, t
     assert (choice["text"], choice["stop_reason"]) == (said, reason)
 
 
-@pytest.mark.parametrize("path", [COMPLETE, "/v1/chat/completions", "/v1/messages"])
-def test_v51556_stop_strings_are_honoured_on_every_route(path):
-    model = Scripted("one STOP two", template=TEMPLATE)
-    if path == "/v1/messages":
-        answer = model.whole(path=path, messages=[{"role": "user", "content": "hi"}], stop_sequences=["STOP"])
-        assert (answer["content"], answer["stop_sequence"]) == ([{"type": "text", "text": "one "}], "STOP")
-        assert answer["stop_reason"] == "stop_sequence"
-        return
-    choice = model.whole(path=path, stop=["STOP"])["choices"][0]
-    assert choice.get("text", choice.get("message", {}).get("content")) == "one "
+def test_v51556_stop_strings_are_honoured_on_every_route_that_has_them():
+    model = Scripted("one STOP two")
+    assert model.whole(path=COMPLETE, stop=["STOP"])["choices"][0]["text"] == "one "
+    assert model.whole(stop="STOP")["choices"][0]["message"]["content"] == "one "
+    message = model.whole(path="/v1/messages", stop_sequences=["STOP"])
+    assert message["content"] == [{"type": "text", "text": "one "}]
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "STOP")
+    response = Responder("one STOP two").whole(stop=["STOP"])
+    assert texts_of(response) == [("message", "one ")]
 
 
 @pytest.mark.parametrize("n_tokens", STEPS[:3])

@@ -69,7 +69,7 @@ KEYWORDS = {
     "type of two": {"type": ["boolean", "null"]},
     "nullable": {"type": "boolean", "nullable": True},
     "unevaluatedProperties": {"type": "object", "properties": {"a": {"type": "null"}}, "unevaluatedProperties": False},
-    "an unknown keyword": {"type": "boolean", "minimumm": 3},
+    "an unknown keyword": {"type": "boolean", "least": 3},
     "a keyword of another type": {"type": "boolean", "minLength": 3},
     "nothing may be": {"type": "integer", "minimum": 3, "maximum": 2},
 }
