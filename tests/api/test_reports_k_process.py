@@ -9,19 +9,19 @@ import pytest
 from kit import GatedRunner, wait_until
 from scripted import CHAT, COMPLETE, HI
 
-from tiercel.api.http.server import bind
+from tiercel.api.http.address import take_address
 from tiercel.api.http.settings import ServerSettings
 
 
 def test_v8204_a_port_that_is_taken_is_told_before_anything_of_the_model_is_read(tmp_path):
     """The folder holds no model: that would be told next."""
-    listener = bind(ServerSettings(port=0, served_names=("x",)))
+    address = take_address(ServerSettings(port=0, served_names=("x",)))
     try:
-        port = listener.getsockname()[1]
+        port = address.listener.getsockname()[1]
         words = [sys.executable, "-m", "tiercel", "serve", str(tmp_path), "--port", str(port)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     finally:
-        listener.close()
+        address.close()
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert str(port) in line

@@ -126,7 +126,7 @@ class EngineOptions:
         keys=(),
         metavar="JSON",
         group="model",
-        help='limits of structured output, as in \'{"compile_cpu_s": 5}\'',
+        help="limits of structured output, as in '{\"compile_cpu_s\": 5}'",
         why="those of `sampling.grammar_limits`",
     )
     generation_config: str = option(
@@ -296,9 +296,7 @@ def engine_options(*, environ: Mapping[str, str] | None = None, **given: Any) ->
     taken: dict[str, Any] = {}
     for name, value in given.items():
         row = rows.get(name)
-        if row is not None:
-            taken[name] = value
-        elif name == "model":
+        if row is not None or name == "model":
             taken[name] = value
         else:
             _refuse_unknown(name, value, ["model", *rows])

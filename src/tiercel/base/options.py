@@ -215,6 +215,8 @@ def parse_list(text: str) -> tuple[str, ...]:
     """
     if not text.lstrip().startswith("["):
         return tuple(word.strip() for word in text.split(",") if word.strip())
+    import json  # as above
+
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
