@@ -3,14 +3,18 @@
 Knows no grammar: what a form holds is checked where it is compiled, by names of the request's own fields.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from tiercel.base.errors import RequestError
 from tiercel.protocol.structured import FORMS, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from tiercel.api.http.schema import Generation
+    from tiercel.api.http.service import Submission
 
 _OPTIONS: Final = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _TYPES: Final = ("text", "json_object", "json_schema", "structural_tag")
@@ -37,6 +41,15 @@ def may_have_form(ask: "Generation") -> bool:
     """Whether a form may have to be compiled for a request; it is not checked yet."""
     tools = getattr(ask, "tools", None)
     return ask.response_format is not None or ask.structured_outputs is not None or bool(tools)
+
+
+def form_named(one: "Submission", name: str) -> "Submission":
+    """Have errors about a submission's form begin with `name`: what its route calls the form's schema."""
+    form = one.params.structured_outputs
+    if form is None or not form.name.startswith("response_format"):
+        return one
+    form = msgspec.structs.replace(form, name=name)
+    return dataclasses.replace(one, params=msgspec.structs.replace(one.params, structured_outputs=form))
 
 
 def _of_structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams:

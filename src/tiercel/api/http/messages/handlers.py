@@ -26,6 +26,7 @@ from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, until_gone
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, named_frame
+from tiercel.api.http.structured import form_named
 from tiercel.api.http.tokenize import encode_any
 from tiercel.api.http.tools import check_tools
 from tiercel.base.errors import RequestError, RequestFailed
@@ -94,9 +95,10 @@ def _check_version(request: Request) -> None:
 
 def _prepare(service: Service, ask: MessagesRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
     try:
-        return prepare_chat(service, as_chat(ask), request)
+        prepared, submissions = prepare_chat(service, as_chat(ask), request)
     except RequestError as error:
         raise _in_its_words(error) from None
+    return prepared, [form_named(one, "output_config.format.schema") for one in submissions]
 
 
 def _count(service: Service, ask: CountRequest) -> int:

@@ -14,9 +14,10 @@ from tiercel.api.http.chat import PreparedChat, prepare_chat
 from tiercel.api.http.prompts import encode, render_chat
 from tiercel.api.http.responses_api.items import Item, read_items
 from tiercel.api.http.responses_api.messages import Message, to_messages
-from tiercel.api.http.responses_api.schema import ResponsesRequest
+from tiercel.api.http.responses_api.schema import ResponsesRequest, TextConfig
 from tiercel.api.http.responses_api.tooling import in_own_words, refusal_in_own_words, to_chat_choice, to_chat_tools
 from tiercel.api.http.schema import ChatRequest
+from tiercel.api.http.structured import form_named
 from tiercel.base.errors import PromptTooLong, RequestError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _NOTHING_TO_INCLUDE: Final = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
+_FORMS: Final = ("text", "json_object", "json_schema")
 _N_TOP_MAX: Final = 20
 _N_LABELS_MAX, _LABEL_NAME_CHARS_MAX, _LABEL_CHARS_MAX = 16, 64, 512
 # Fields that mean the same in a chat.
@@ -95,6 +97,7 @@ def prepare(
         raise refusal_in_own_words(error) from None
     except RequestError as error:
         raise in_own_words(error) from None
+    submissions = [form_named(one, "text.format.schema") for one in submissions]
     return Asked(prepared, ask, submissions[0].params, items), submissions
 
 
@@ -107,6 +110,7 @@ def _to_chat(ask: ResponsesRequest, messages: list[Message]) -> ChatRequest:
         messages=messages,
         max_completion_tokens=ask.max_output_tokens,
         reasoning_effort=ask.reasoning.effort if ask.reasoning else None,
+        response_format=_to_chat_format(ask.text),
         tools=tools,
         tool_choice=choice if tools or choice != "auto" else None,
         logprobs=has_logprobs or None,
@@ -172,10 +176,16 @@ def _check_text(form: Mapping[str, Any] | None, verbosity: str | None) -> None:
     if verbosity not in (None, "medium"):
         raise _refused("text.verbosity", "say in a message how long the answer should be; leave it out")
     kind = "text" if form is None else form.get("type")
-    if kind in ("json_object", "json_schema"):
-        raise HTTPException(501, f"text.format: {kind} needs constrained output, which is not there yet; text is")
-    if kind != "text":
-        raise _refused("text.format.type", f"got {str(kind)[:40]!r}; text, json_object or json_schema is needed")
+    if kind not in _FORMS:
+        raise _refused("text.format.type", f"got {str(kind)[:40]!r}; {', '.join(_FORMS)} is needed")
+
+
+def _to_chat_format(text: TextConfig | None) -> dict[str, Any] | None:
+    """Give a form of text in the shape of chats: they have a schema's fields one level deeper."""
+    form = None if text is None else text.format
+    if form is None or form["type"] != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}
 
 
 def _shortened(service: "Service", chat: ChatRequest) -> ChatRequest:

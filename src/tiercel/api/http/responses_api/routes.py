@@ -53,6 +53,7 @@ async def create(request: Request, service: Service) -> Response:
         lambda: prepare(service, ask, request, earlier, known),
         response_id,
         is_stream=bool(ask.stream or ask.background),
+        has_form=bool(ask.tools) or (ask.text is not None and ask.text.format is not None),
     )
     asked, running = await until_gone(request.receive, start)
     making = _Making(service, asked, owner, echo(asked, service, response_id, created_s), running)

@@ -86,6 +86,7 @@ def in_own_words(error: RequestError) -> RequestError:
         return error
     named = _FIRST_NAME.sub(lambda found: _NAMES.get(found[1], found[1]), param)
     named = named.replace("].function", "]") if named.startswith("tools[") else named
+    named = named.replace("text.format.json_schema", "text.format")
     message = str(error)
     if message.startswith(param):
         message = named + message[len(param) :]
