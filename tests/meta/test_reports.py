@@ -43,4 +43,5 @@ def test_every_test_of_a_report_is_on_the_page():
             there |= {
                 (path.relative_to(ROOT).as_posix(), n) for n in names_in(path) if re.match(r"test_[a-z]+\d{2}", n)
             }
-    assert shown == there
+    # Some stand among the tests of what they are about.
+    assert {pair for pair in shown if "reports" in pair[0]} == there
