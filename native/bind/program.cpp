@@ -303,16 +303,27 @@ void bind_runner(nb::module_& m) {
             if (const char* why = b.live().set_masks(step_id, {masks.data(), masks.size()})) throw nb::value_error(why);
           },
           "step_id"_a, "masks"_a, "uint32 [masked sequences, words]; a step with masked sequences samples only when it has them.")
+      .def(
+          "drop", [](BoundRunner& b, int64_t slot) { b.live().drop(b.check_slot(slot)); }, "slot"_a)
+      .def(
+          "wait",
+          [](BoundRunner& b, int64_t n) {
+            StepRunner& runner = b.live();
+            if (n < 1 || n > runner.n_submitted()) throw nb::value_error("wait: fewer steps are submitted");
+            nb::gil_scoped_release release;
+            return runner.wait(n);
+          },
+          "n"_a)
+      .def("hurry", [](BoundRunner& b) { b.live().hurry(); })
       .def("collect",
            [](BoundRunner& b) {
              StepRunner& runner = b.live();
              if (runner.n_submitted() == 0) throw nb::value_error("collect: no step is submitted");
-             StepOutcome outcome;
-             {
+             if (!runner.has_ended(1)) { // else the lock is kept: who gives it up may wait long to get it back
                nb::gil_scoped_release release;
-               outcome = runner.collect();
+               runner.wait(1);
              }
-             return outcome_tuple(std::move(outcome));
+             return outcome_tuple(runner.collect());
            })
       .def(
           "tokens",

@@ -30,7 +30,7 @@ StepRunner::~StepRunner() {
     std::lock_guard lock(mutex_);
     is_closing_ = true;
   }
-  changed_.notify_all();
+  queued_.notify_all();
   // A step that still waits for masks ends with what it has: nobody will read it.
   for (Work& w : works_) release_masks(w);
   thread_.join();
@@ -41,7 +41,10 @@ void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_
   Slot& s = slots_[static_cast<size_t>(slot)];
   s.params = std::move(params);
   s.n_prompt = n_prompt;
+  s.is_dropped.store(false, std::memory_order_relaxed);
 }
+
+void StepRunner::drop(int32_t slot) { slots_[static_cast<size_t>(slot)].is_dropped.store(true, std::memory_order_relaxed); }
 
 void StepRunner::set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages) {
   auto* row = reinterpret_cast<int32_t*>(page_table_->data()) + slot * limits_.pages_per_slot;
@@ -49,7 +52,7 @@ void StepRunner::set_pages(int32_t slot, int64_t first, std::span<const int32_t>
 }
 
 const char* StepRunner::submit(const StepRequest& request) {
-  if (n_submitted_ == kDepth) return "two steps are already submitted";
+  if (n_submitted_ == kDepth) return "as many steps as may be are submitted already";
   int64_t n_tokens = 0, n_rows = 0;
   for (size_t s = 0; s < request.seq_slot.size(); ++s) {
     const int64_t count = request.seq_tokens[s], end = request.seq_start[s] + count;
@@ -93,7 +96,7 @@ const char* StepRunner::submit(const StepRequest& request) {
     ++n_queued_total_;
   }
   ++n_submitted_;
-  changed_.notify_all();
+  queued_.notify_all();
   return nullptr;
 }
 
@@ -114,9 +117,31 @@ const char* StepRunner::set_masks(int64_t step_id, std::span<const uint32_t> mas
   return "no submitted step of this id waits for masks";
 }
 
-StepOutcome StepRunner::collect() {
+bool StepRunner::has_ended(int64_t n) {
+  std::lock_guard lock(mutex_);
+  return n_done_total_ >= n_collected_total_ + n;
+}
+
+int64_t StepRunner::wait(int64_t n) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return n_done_total_ > n_collected_total_; });
+  n_awaited_total_ = n_collected_total_ + (is_hurried_ ? 1 : n);
+  done_.wait(lock, [&] { return n_done_total_ >= n_awaited_total_; });
+  if (n > 1) is_hurried_ = false;
+  return std::min(n, n_done_total_ - n_collected_total_);
+}
+
+void StepRunner::hurry() {
+  {
+    std::lock_guard lock(mutex_);
+    is_hurried_ = true;
+    n_awaited_total_ = std::min(n_awaited_total_, n_collected_total_ + 1);
+  }
+  done_.notify_all();
+}
+
+StepOutcome StepRunner::collect() {
+  wait(1);
+  std::lock_guard lock(mutex_);
   Work& w = works_[static_cast<size_t>(n_collected_total_ % kDepth)];
   ++n_collected_total_;
   --n_submitted_;
@@ -129,16 +154,17 @@ void StepRunner::serve() {
     Work* work = nullptr;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return is_closing_ || n_queued_total_ > n_done_total_; });
+      queued_.wait(lock, [&] { return is_closing_ || n_queued_total_ > n_done_total_; });
       if (is_closing_) return;
       work = &works_[static_cast<size_t>(n_done_total_ % kDepth)];
     }
     run(*work);
+    bool is_awaited = false;
     {
       std::lock_guard lock(mutex_);
-      ++n_done_total_;
+      is_awaited = ++n_done_total_ >= n_awaited_total_;
     }
-    changed_.notify_all();
+    if (is_awaited) done_.notify_all();
   }
 }
 
@@ -168,9 +194,18 @@ void StepRunner::gather(Work& w) {
   }
 }
 
+bool StepRunner::is_wanted(const Work& work) const {
+  const auto is_dropped = [&](int32_t slot) { return slots_[static_cast<size_t>(slot)].is_dropped.load(std::memory_order_relaxed); };
+  return work.seq_slot.empty() || !std::ranges::all_of(work.seq_slot, is_dropped);
+}
+
 void StepRunner::run(Work& work) {
   const auto start = std::chrono::steady_clock::now();
   gather(work);
+  if (!is_wanted(work)) {
+    work.outcome.compute_ns = 0;
+    return;
+  }
   struct Job {
     StepRunner* self;
     Work* work;

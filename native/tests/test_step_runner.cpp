@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "check.hpp"
 #include "tiercel/packed.hpp"
@@ -113,6 +114,48 @@ TEST(a_sampled_token_feeds_the_next_step_without_the_caller) {
   }
 }
 
+TEST(a_wait_for_several_steps_ends_with_the_last_of_them) {
+  const Model model;
+  const auto runner = model.runner(2);
+  admit(*runner, 0, {1, 2, 3});
+  const Columns step{{0}, {0}, {3}, {1}, {0}};
+  for (int32_t i = 0; i < 5; ++i) CHECK(runner->submit(step.request(i)) == nullptr);
+  CHECK(runner->wait(4) == 4);
+  CHECK(runner->has_ended(4) && runner->n_submitted() == 5);
+  for (int32_t i = 0; i < 5; ++i) CHECK(runner->collect().step_id == i);
+}
+
+TEST(a_hurried_wait_ends_with_the_first_step) {
+  const Model model;
+  const auto runner = model.runner(2);
+  admit(*runner, 0, {1, 2, 3});
+  const Columns step{{0}, {0}, {3}, {1}, {0}};
+  for (int32_t round = 0; round < 50; ++round) {
+    for (int32_t i = 0; i < 4; ++i) CHECK(runner->submit(step.request(i)) == nullptr);
+    std::thread other([&] { runner->hurry(); }); // before, during or after
+    const int64_t n = runner->wait(4);
+    CHECK(n >= 1 && n <= 4 && runner->has_ended(n));
+    other.join();
+    for (int32_t i = 0; i < 4; ++i) CHECK(runner->collect().step_id == i);
+  }
+}
+
+TEST(a_step_of_dropped_slots_only_is_not_computed) {
+  const Model model;
+  const auto runner = model.runner(2);
+  admit(*runner, 0, {1, 2, 3});
+  admit(*runner, 1, {4});
+  runner->drop(0);
+  CHECK(runner->submit(Columns{{0}, {0}, {3}, {1}, {0}}.request(1)) == nullptr);
+  CHECK(runner->submit(Columns{{0, 1}, {0, 0}, {3, 1}, {1, 1}, {0, 0}}.request(2)) == nullptr);
+  const StepOutcome skipped = runner->collect(), shared = runner->collect();
+  CHECK(skipped.row_token == std::vector<int32_t>{0} && skipped.compute_ns == 0);
+  CHECK((shared.row_token == std::vector<int32_t>{model.next(3), model.next(4)}));
+  admit(*runner, 0, {1, 2, 3});
+  CHECK(runner->submit(Columns{{0}, {0}, {3}, {1}, {0}}.request(3)) == nullptr);
+  CHECK(runner->collect().row_token == std::vector<int32_t>{model.next(3)});
+}
+
 TEST(rows_come_back_in_plan_order_with_scores_of_the_tokens_that_follow) {
   const Model model;
   const auto runner = model.runner(2);
@@ -147,9 +190,8 @@ TEST(a_step_that_does_not_fit_is_refused_and_changes_nothing) {
   for (const Columns& c : cases) CHECK(runner->submit(c.request(1)) != nullptr);
   CHECK(runner->n_submitted() == 0);
   const Columns good{{0}, {0}, {3}, {1}, {0}};
-  CHECK(runner->submit(good.request(2)) == nullptr);
-  CHECK(runner->submit(good.request(3)) == nullptr);
-  CHECK(runner->submit(good.request(4)) != nullptr); // two are under way
+  for (int32_t i = 0; i < StepRunner::kDepth; ++i) CHECK(runner->submit(good.request(2 + i)) == nullptr);
+  CHECK(runner->submit(good.request(99)) != nullptr); // as many as may be are under way
   CHECK(runner->collect().step_id == 2);
   CHECK(runner->collect().row_token == std::vector<int32_t>{model.next(3)});
 }

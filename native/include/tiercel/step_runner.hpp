@@ -1,6 +1,6 @@
 // Slots, and the thread that replays steps over them one after the other.
 //
-// Thread rule: admit, set_pages, release, submit and collect come from one caller thread. Steps run on the runner's own thread (the
+// Thread rule: admit, set_pages, drop, submit, wait and collect come from one caller thread. Steps run on the runner's own thread (the
 // team's thread 0). A slot's rows are written by the caller only while no submitted step names it, but for page table entries, which are
 // appended past those that submitted steps read, and the token after the last, which only the sampler writes. set_masks too comes from the
 // caller thread: a step with masks computes its logits without them and waits for them before it samples.
@@ -50,7 +50,7 @@ struct StepOutcome {
 
 class StepRunner {
  public:
-  static constexpr int32_t kDepth = 2; // steps that may be submitted and not collected
+  static constexpr int32_t kDepth = 8; // steps that may be submitted and not collected
 
   StepRunner(std::unique_ptr<Program> program, StepLimits limits, std::vector<int32_t> cpus);
   ~StepRunner();
@@ -66,8 +66,16 @@ class StepRunner {
   // Gives a submitted step its masks, uint32 [masked sequences, mask_words(V)] in their order. Once a step that has some, or it never ends.
   // Returns nullptr, or why they were not taken.
   const char* set_masks(int64_t step_id, std::span<const uint32_t> masks);
+  // Whether the n oldest submitted steps have ended. REQUIRES: n <= n_submitted().
+  bool has_ended(int64_t n);
+  // Waits until they have, or until one has when somebody hurried the caller meanwhile or since the wait before; gives how many have.
+  int64_t wait(int64_t n);
+  // Ends a wait for several steps with the first of them. From any thread.
+  void hurry();
   // Waits for the oldest submitted step. REQUIRES: one is submitted.
   StepOutcome collect();
+  // The slot's rows are not wanted, until it is admitted again: a step that has no others is not computed.
+  void drop(int32_t slot);
 
   int64_t n_submitted() const { return n_submitted_; }
   Program& program() { return *program_; }
@@ -80,6 +88,7 @@ class StepRunner {
   struct Slot {
     SamplerParams params;
     int64_t n_prompt = 0;
+    std::atomic<bool> is_dropped = false;
   };
   // One submitted step: its arrays are sized once, for the limits.
   struct Work {
@@ -100,6 +109,7 @@ class StepRunner {
   static void release_masks(Work& work);
   void serve();
   void run(Work& work);
+  bool is_wanted(const Work& work) const;
   void gather(Work& work);
   void sample(Work& work, int32_t thread);
 
@@ -113,10 +123,12 @@ class StepRunner {
 
   // Guarded by mutex_.
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable queued_, done_; // for the runner's thread, and for the caller
   std::array<Work, kDepth> works_;
   int64_t n_submitted_ = 0; // submitted and not collected; written by the caller thread
   int64_t n_queued_total_ = 0, n_done_total_ = 0, n_collected_total_ = 0;
+  int64_t n_awaited_total_ = 0; // how many must have ended: the caller is not woken before
+  bool is_hurried_ = false;
   bool is_closing_ = false;
   std::thread thread_;
 };

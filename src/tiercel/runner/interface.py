@@ -1,8 +1,8 @@
 """The contract between the engine and whatever computes steps. The native runner, the reference runner and the fakes in
 `tiercel.testing` all meet it; `tiercel.testing.runner_kit` tests them.
 
-Thread rule: all calls come from one thread (the engine's). `submit` returns at once; steps run one after the other in
-the order of submission, so a later step may read what an earlier one writes without waiting for it.
+Thread rule: all calls but `hurry` come from one thread (the engine's). `submit` returns at once; steps run one after
+the other in the order of submission, so a later step may read what an earlier one writes without waiting for it.
 
 A slot passes through: free -> `admit` -> (in any number of steps) -> `release` -> free. A slot may be released, or
 admitted again, only when no submitted step that names it is still running: the engine holds it back until then.
@@ -16,6 +16,9 @@ from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+N_STEPS_MAX = 8  # steps that may be submitted and not collected
 
 
 class Runner(Protocol):
@@ -54,7 +57,7 @@ class Runner(Protocol):
         ...
 
     def submit(self, plan: StepPlan) -> None:
-        """Queue a step. At most two may be waiting or running.
+        """Queue a step. At most N_STEPS_MAX may be submitted and not collected.
 
         Raises: ShapeError, and nothing is queued, when the plan exceeds the limits.
         """
@@ -69,6 +72,27 @@ class Runner(Protocol):
         Shapes: masks  uint32 [masked sequences, ceil(V / 32)], in the plan's order; bit i % 32 of word i // 32 is set
         if token i may be chosen
         """
+        ...
+
+    def drop(self, slot: int) -> None:
+        """Say that nobody wants the slot's rows in submitted steps: a step that has no others need not be computed.
+
+        Until it is admitted again, its rows may hold anything.
+        """
+        ...
+
+    def wait(self, n_steps: int) -> int:
+        """Wait, waking up once, until the oldest `n_steps` submitted steps have ended. Releases the GIL.
+
+        If `hurry` is called meanwhile, or was since the last wait, until the oldest has.
+
+        Requires: none of them lacks its masks.
+        Returns: how many of them have ended.
+        """
+        ...
+
+    def hurry(self) -> None:
+        """Shorten a wait, see there. From any thread, before `close`."""
         ...
 
     def collect(self) -> StepResult:

@@ -20,10 +20,10 @@ import numpy as np
 from tiercel.base.errors import RequestFailed, ShapeError
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
+from tiercel.runner.interface import N_STEPS_MAX
 from tiercel.sampling.reference import NOTHING_ALLOWED
 
 _NAN = 0  # the value of a token whose numbers overflowed, and of all after it
-_N_STEPS_MAX = 2
 
 
 @dataclass(slots=True)
@@ -49,12 +49,16 @@ class FakeRunner:
         is_strict: bool = True,
         fail_steps: Sequence[int] = (),
         nan_token_id: int | None = None,
+        compute_ns: int = 0,
     ) -> None:
         self._limits = limits
         self._runs_early = runs_early
         self._is_strict = is_strict
         self.fail_steps = set(fail_steps)
         self._nan_token_id = nan_token_id
+        self._compute_ns = compute_ns
+        self._dropped: set[int] = set()
+        self._is_hurried = False
         self._rows: list[_Row | None] = [None] * limits.n_slots
         shape = (limits.n_pages, limits.page_size_tokens)
         # Memory that was never written holds anything at all.
@@ -63,7 +67,7 @@ class FakeRunner:
         self._waiting: deque[StepPlan] = deque()
         self._done: deque[StepResult | None] = deque()
         self._masks: dict[int, np.ndarray] = {}  # of waiting steps
-        self.n_steps_run = 0
+        self.n_steps_run = self.n_steps_skipped = 0
         self.is_closed = False
 
     @property
@@ -85,6 +89,7 @@ class FakeRunner:
         assert 1 <= n_prompt_tokens <= len(token_ids) <= self._limits.max_len_tokens, "fake: wrong token counts"
         tokens: list[int | None] = [*token_ids]
         tokens += [None] * (self._limits.max_len_tokens - len(tokens))
+        self._dropped.discard(slot)
         self._rows[slot] = _Row(tokens, n_prompt_tokens, params, seed, frozenset(stop_ids))
 
     def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
@@ -105,7 +110,7 @@ class FakeRunner:
     def submit(self, plan: StepPlan) -> None:
         """Queue a step."""
         assert not self.is_closed, "fake: submit after close"
-        assert len(self._waiting) + len(self._done) < _N_STEPS_MAX, "fake: too many steps under way"
+        assert len(self._waiting) + len(self._done) < N_STEPS_MAX, "fake: too many steps under way"
         self._check_fits(plan)
         self._waiting.append(plan)
         self._run_some()
@@ -128,6 +133,26 @@ class FakeRunner:
 
     def _has_masks(self, plan: StepPlan) -> bool:
         return plan.seq_masked is None or plan.step_id in self._masks
+
+    def drop(self, slot: int) -> None:
+        """Say that nobody wants the slot's rows."""
+        self._row(slot)
+        self._dropped.add(slot)
+
+    def hurry(self) -> None:
+        """Let the next wait be for one step."""
+        assert not self.is_closed, "fake: hurry after close"
+        self._is_hurried = True
+
+    def wait(self, n_steps: int) -> int:
+        """Run the oldest steps, or one; return how many have been run."""
+        assert 1 <= n_steps <= len(self._done) + len(self._waiting), f"fake: {n_steps} steps are not under way"
+        n_wanted, n_steps = n_steps, 1 if self._is_hurried else n_steps
+        self._is_hurried = False
+        while len(self._done) < n_steps:
+            assert self._has_masks(self._waiting[0]), f"fake: step {self._waiting[0].step_id} never gets its masks"
+            self._run_next()
+        return min(n_wanted, len(self._done))
 
     def collect(self) -> StepResult:
         """Return the oldest step's rows."""
@@ -186,11 +211,13 @@ class FakeRunner:
 
     def _run(self, plan: StepPlan) -> StepResult:
         rows: list[tuple[int, int, int, int]] = []
+        is_wanted = not self._dropped.issuperset(plan.seq_slot.tolist())
+        self.n_steps_skipped += not is_wanted
         for s in range(len(plan.seq_slot)):
-            rows += self._run_sequence(plan, s)
+            rows += self._run_sequence(plan, s) if is_wanted else self._skip_sequence(plan, s)
         row_seq, row_pos, row_token = (np.array([row[i] for row in rows], np.int32) for i in range(3))
         if plan.n_logprobs is None:
-            return StepResult(plan.step_id, row_seq, row_pos, row_token)
+            return StepResult(plan.step_id, row_seq, row_pos, row_token, compute_ns=self._compute_ns)
         n = plan.n_logprobs
         tops = [_top(value, n, self._limits.vocab_size) for *_, value in rows]
         logprobs = [_logprob(token, value, self._limits.vocab_size) for _, _, token, value in rows]
@@ -203,25 +230,34 @@ class FakeRunner:
             row_rank=np.array([rank for _, rank in logprobs], np.int32),
             top_ids=np.array([ids for ids, _ in tops], np.int32).reshape(len(rows), n),
             top_logprobs=np.array([lps for _, lps in tops], np.float32).reshape(len(rows), n),
+            compute_ns=self._compute_ns,
         )
+
+    def _skip_sequence(self, plan: StepPlan, s: int) -> list[tuple[int, int, int, int]]:
+        """Give the rows of a sequence that nobody wants."""
+        end = int(plan.seq_start[s]) + int(plan.seq_tokens[s])
+        first = int(plan.seq_start[s]) if plan.seq_scores[s] else end - bool(plan.seq_samples[s])
+        return [(s, position, 0, 1) for position in range(first, end)]
 
     def _run_sequence(self, plan: StepPlan, s: int) -> list[tuple[int, int, int, int]]:
         """Compute one sequence's tokens; return rows of (sequence, position, token, value)."""
         row = self._row(int(plan.seq_slot[s]))
         start, n = int(plan.seq_start[s]), int(plan.seq_tokens[s])
         size = self._limits.page_size_tokens
+        # What a dropped sequence reads may be of a step that was not computed.
+        is_strict = self._is_strict and int(plan.seq_slot[s]) not in self._dropped
         history = blake2b(digest_size=8)
         has_nan = False
         for position in range(start):
             page, offset = row.page_ids[position // size], position % size
             stored = int(self._positions[page, offset])
-            assert not self._is_strict or stored == position, f"fake: read position {position}, found {stored}"
+            assert not is_strict or stored == position, f"fake: read position {position}, found {stored}"
             has_nan |= self.values[page, offset] == _NAN
             history.update(self.values[page, offset].tobytes())
         rows = []
         for position in range(start, start + n):
             token = row.tokens[position]
-            assert token is not None or not self._is_strict, f"fake: token {position} is not there yet"
+            assert token is not None or not is_strict, f"fake: token {position} is not there yet"
             has_nan |= token is not None and token == self._nan_token_id
             value = _NAN if has_nan else _value(history, token or 0)
             page, offset = row.page_ids[position // size], position % size
@@ -241,8 +277,8 @@ class FakeRunner:
                 rows.append((s, position, sampled, value))
             elif plan.seq_scores[s]:
                 following = row.tokens[position + 1]
-                assert following is not None, f"fake: token {position + 1} is scored and not known"
-                rows.append((s, position, -1 if has_nan else following, value))
+                assert following is not None or not is_strict, f"fake: token {position + 1} is scored and not known"
+                rows.append((s, position, -1 if has_nan else following or 0, value))
         return rows
 
 

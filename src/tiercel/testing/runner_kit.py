@@ -12,7 +12,7 @@ import numpy as np
 from tiercel.base.errors import ShapeError
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import StepPlan, StepResult
-from tiercel.runner.interface import Runner
+from tiercel.runner.interface import N_STEPS_MAX, Runner
 
 PROMPT = [3, 17, 5, 29, 11, 2, 7, 23, 13, 19, 1]
 OTHER = [8, 4, 21, 16, 9]
@@ -190,6 +190,38 @@ class RunnerContract:
             assert result.row_pos.tolist() == [position - 1]
             got += result.row_token.tolist()
         assert got + runner.collect().row_token.tolist() == want
+        runner.close()
+
+    def test_many_steps_may_be_under_way_and_are_waited_for_together(self) -> None:
+        """As many as N_STEPS_MAX; each feeds the next."""
+        want = self._alone(PROMPT, N_STEPS_MAX)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, len(PROMPT) + N_STEPS_MAX)
+        driver.submit((0, 0, len(PROMPT)), samples=[0])
+        for position in range(len(PROMPT), len(PROMPT) + N_STEPS_MAX - 1):
+            driver.submit((0, position, 1), samples=[0])
+        runner.wait(N_STEPS_MAX - 2)
+        assert [runner.collect().row_token.tolist()[0] for _ in range(N_STEPS_MAX)] == want
+        runner.close()
+
+    def test_a_dropped_slot_spoils_nothing_and_can_be_admitted_again(self) -> None:
+        """Steps that it shares with others are right for those; its own end, whatever they hold."""
+        want, want_other = self._alone(PROMPT, 3), self._alone(OTHER, 3)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        driver.admit(1, OTHER, 16)
+        first = driver.step((0, 0, len(PROMPT)), (1, 0, len(OTHER)), samples=[0, 1]).row_token.tolist()
+        driver.submit((0, len(PROMPT), 1), samples=[0])
+        driver.submit((0, len(PROMPT) + 1, 1), (1, len(OTHER), 1), samples=[0, 1])
+        driver.submit((1, len(OTHER) + 1, 1), samples=[1])
+        runner.drop(0)
+        assert len(runner.collect().row_token) == 1
+        assert [*first[1:], runner.collect().row_token.tolist()[1], *runner.collect().row_token.tolist()] == want_other
+        runner.release(0)
+        driver.admit(0, PROMPT, 16)
+        assert driver.generate(0, len(PROMPT), 3) == want
         runner.close()
 
     def test_a_sequence_that_returns_with_its_tokens_goes_on_as_before(self) -> None:
