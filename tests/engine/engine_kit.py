@@ -24,6 +24,7 @@ class Bench:
         self.tokens = {}
         self.finals = {}
         self.firsts = {}
+        self.n_rounds = 0
 
     @property
     def scheduler(self):
@@ -58,6 +59,7 @@ class Bench:
 
     def step(self):
         self.clock.advance(0.01)
+        self.n_rounds += 1
         return self.core.step_once()
 
     def run(self, n_max=2000):

@@ -9,6 +9,7 @@ from engine_kit import Bench
 from tiercel.base.errors import ConfigError, EngineDead, QueueFull, RequestFailed
 from tiercel.engine.config import EngineConfig
 from tiercel.protocol.params import SamplingParams
+from tiercel.runner.interface import N_STEPS_MAX
 from tiercel.testing.fake_runner import FakeRunner, expected_tokens, make_limits
 
 
@@ -82,6 +83,99 @@ def test_a_sequence_that_ends_early_leaves_one_stale_row_and_its_slot_waits_for_
     bench.add("a", range(5), max_tokens=20)
     bench.run().assert_idle()
     assert bench.core.snapshot.n_total_stale_rows == 1
+
+
+def ahead(**options):
+    """An engine whose steps are so short that it runs ahead as far as it may."""
+    return Bench(runner=FakeRunner(make_limits(), compute_ns=1_000_000), **options)
+
+
+def test_short_steps_that_decode_are_seen_to_together():
+    """A round that costs once what it would cost several times; and the tokens are the same."""
+    bench = ahead()
+    bench.add("a", range(5), max_tokens=40)
+    bench.run().assert_idle()
+    assert bench.tokens["a"] == alone(range(5), 40)
+    assert bench.core.snapshot.n_total_steps == 40
+    assert bench.core.snapshot.n_total_stale_rows == 0
+    assert bench.n_rounds <= 15
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run_ahead_s": 0.0}, {"run_ahead_s": 0.002}, {"async_scheduling": False}], ids=str
+)
+def test_running_ahead_is_bounded_by_time_and_can_be_off(changes):
+    bench = ahead(**changes)
+    bench.add("a", range(5), max_tokens=40)
+    bench.run()
+    assert bench.n_rounds >= 40
+
+
+def test_what_waits_ends_the_running_ahead():
+    bench = ahead(max_num_seqs=2)
+    bench.add("a", range(5), max_tokens=50)
+    for _ in range(4):
+        bench.step()
+    assert len(bench.core._in_flight) > 1
+    bench.add("b", range(20, 25), max_tokens=3)
+    n_before = bench.core.snapshot.n_total_steps
+    while "b" not in bench.firsts:
+        bench.step()
+    assert bench.core.snapshot.n_total_steps - n_before <= N_STEPS_MAX + 1
+    bench.run().assert_idle()
+    assert bench.tokens["b"] == alone(range(20, 25), 3)
+
+
+def test_steps_that_only_an_ended_sequence_is_in_are_not_computed():
+    expected = alone(range(5), 40)
+    end = next(token for i, token in enumerate(expected) if i > 12 and token not in expected[:i])
+    bench = ahead(eos_ids=[end])
+    bench.add("a", range(5), max_tokens=40)
+    bench.run().assert_idle()
+    n = expected.index(end) + 1
+    assert bench.tokens["a"] == expected[:n]
+    assert 0 < bench.core.snapshot.n_total_stale_rows < N_STEPS_MAX
+    assert bench.runner.n_steps_skipped > 0
+
+
+def test_a_command_is_heard_after_one_step_however_many_are_awaited():
+    bench = ahead()
+    bench.add("a", range(5), max_tokens=50)
+    for _ in range(6):
+        bench.step()
+    assert len(bench.core._in_flight) > 1
+    wait, n_waited = bench.runner.wait, []
+
+    def wait_and_be_told(n_steps):
+        bench.core.finish(["a"])  # as another thread may, meanwhile
+        n_waited.append((n_steps, wait(n_steps)))
+        return n_waited[-1][1]
+
+    bench.runner.wait = wait_and_be_told
+    bench.step()
+    n_known = len(bench.core._sequences["a"].token_ids)
+    bench.runner.wait = wait
+    bench.step()
+    assert n_waited[0][0] > n_waited[0][1] == 1
+    assert "a" not in bench.core._sequences
+    bench.run().assert_idle()
+    assert bench.finals["a"].finish_reason == "abort"
+    assert bench.tokens["a"] == alone(range(5), 50)[: n_known - 5]
+
+
+def test_the_listener_hears_of_every_step_that_was_run_ahead():
+    heard = []
+
+    class Listener:
+        def on_step(self, stats):
+            heard.append(stats)
+
+    bench = ahead(listener=Listener())
+    bench.add("a", range(5), max_tokens=40)
+    bench.run()
+    assert len(heard) == bench.core.snapshot.n_total_steps
+    assert sum(len(s.inter_token_s) for s in heard) == 39
+    assert {s.compute_s for s in heard} == {0.001}
 
 
 @pytest.mark.parametrize("n_rounds", range(8))
@@ -315,6 +409,7 @@ def test_the_listener_hears_of_every_token_and_end():
         {"scheduling_policy": "lottery"},
         {"max_waiting": 0},
         {"max_logprobs": -2},
+        {"run_ahead_s": -0.001},
     ],
     ids=str,
 )

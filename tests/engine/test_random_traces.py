@@ -3,7 +3,7 @@
 `check()` runs after each step; the fake runner reads through page tables and runs steps late, or at random.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_kit import Bench
 from hypothesis import given, settings
@@ -59,6 +59,7 @@ class Setting:
     by_priority: bool
     early: int | None
     has_eos: bool
+    compute_ns: int  # of a step, as the runner tells it: with short ones the engine runs ahead
 
 
 setups = st.builds(
@@ -75,6 +76,25 @@ setups = st.builds(
     by_priority=st.booleans(),
     early=st.none() | st.integers(0, 99),
     has_eos=st.booleans(),
+    compute_ns=st.sampled_from([0, 1_000_000, 2_500_000, 4_000_000]),
+)
+
+# Room for all, so that nothing waits and the engine runs ahead.
+roomy_setups = st.builds(
+    Setting,
+    n_pages=st.integers(40, 60),
+    page_size=st.sampled_from([2, 3, 4]),
+    n_slots=st.just(5),
+    max_num_seqs=st.just(5),
+    budget=st.integers(16, 24),
+    chunk=st.sampled_from([0, 3]),
+    rows=st.just(64),
+    is_async=st.just(True),
+    caches=st.booleans(),
+    by_priority=st.booleans(),
+    early=st.none() | st.integers(0, 99),
+    has_eos=st.booleans(),
+    compute_ns=st.sampled_from([1_000_000, 2_500_000, 4_000_000]),
 )
 
 
@@ -89,7 +109,7 @@ def make_bench(setup, **runner_options):
     if setup.early is not None:
         runner_options["runs_early"] = early_at_random(setup.early)
     return Bench(
-        runner=FakeRunner(limits, **runner_options),
+        runner=FakeRunner(limits, compute_ns=setup.compute_ns, **runner_options),
         eos_ids=range(0, 97, 9) if setup.has_eos else (),
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.budget,
@@ -201,3 +221,13 @@ def test_a_nan_harms_only_its_own_sequence(setup, trace):
             params = SamplingParams(temperature=0.0 if event.is_greedy else 1.0)
             want = expected_tokens(prompt, n, params, seed=seed)
             assert bench.tokens[name] == want[: len(bench.tokens[name])]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(roomy_setups, st.lists(events, min_size=1, max_size=5), st.sets(st.integers(0, 60), max_size=2))
+def test_running_ahead_changes_no_token_and_loses_nothing(setup, trace, fail_steps):
+    bench = make_bench(setup, fail_steps=fail_steps, is_strict=not fail_steps)
+    sent = play(bench, setup, [replace(event, max_tokens=3 * event.max_tokens) for event in trace])
+    bench.assert_idle()
+    assert_right(bench, setup, sent)
+    assert_cached_pages_hold_what_their_keys_say(bench, sent)

@@ -21,14 +21,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         vLLM's default: no cap but the step's, as decoding sequences come first anyway. enable_prefix_caching: on, as
         hits are exact (a hit's tokens and logits are those of a miss). scheduling_policy: "fcfs", as vLLM; "priority"
         lets a request's `priority` go before its arrival, lower first. async_scheduling: on, so that planning and
-        delivery overlap computing; off waits for each step before the next plan. max_logprobs: most log-probabilities
-        a request may ask for per token. 20, as OpenAI and vLLM; -1: the vocabulary. max_waiting: sequences that may
-        wait for their first step; beyond it a request is refused, not queued into a time-out. 4096: a few MiB of
-        prompts, and minutes of work for any machine. stream_interval: tokens that an output of a stream has at least,
-        but the first and the last; more costs fewer wake-ups and frames. 1, as vLLM: each is shown at once. seed: what
-        requests without a seed derive theirs from; None: from the system's entropy. 0, as vLLM, so that the same
-        script gives the same text. check_each_step: verify every invariant after every step. For tests: it costs
-        O(pages).
+        delivery overlap computing; off waits for each step before the next plan. run_ahead_s: while all that runs
+        decodes, as many steps as take so long are under way, 8 at most, and most of them are seen to at once; it bounds
+        how long a token waits to be seen, and a new request for the steps before it. 0.016: a frame of a screen, and
+        six steps of a small model; 0: two steps are under way, however short. max_logprobs: most log-probabilities a
+        request may ask for per token. 20, as OpenAI and vLLM; -1: the vocabulary. max_waiting: sequences that may wait
+        for their first step; beyond it a request is refused, not queued into a time-out. 4096: a few MiB of prompts,
+        and minutes of work for any machine. stream_interval: tokens that an output of a stream has at least, but the
+        first and the last; more costs fewer wake-ups and frames. 1, as vLLM: each is shown at once. seed: what requests
+        without a seed derive theirs from; None: from the system's entropy. 0, as vLLM, so that the same script gives
+        the same text. check_each_step: verify every invariant after every step. For tests: it costs O(pages).
     """
 
     max_num_seqs: int = 128
@@ -37,6 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     scheduling_policy: SchedulingPolicy = "fcfs"
     async_scheduling: bool = True
+    run_ahead_s: float = 0.016
     max_logprobs: int = 20
     max_waiting: int = 4096
     stream_interval: int = 1
@@ -49,6 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("max_num_batched_tokens", 1),
             ("long_prefill_token_threshold", 0),
             ("max_logprobs", -1),
+            ("run_ahead_s", 0),
             ("max_waiting", 1),
             ("stream_interval", 1),
         ):

@@ -5,9 +5,13 @@ Threads: everything but `add`, `finish`, `call_soon`, `reset_prefix_cache`, `shu
 on one thread, the one in `run_loop` (or, in a test, the caller of `step_once`). Other threads reach it through one
 queue of commands.
 
-One round of the loop: take commands; if fewer than `depth` steps are under way, plan one and submit it; deliver the
-updates of the step collected last; then wait for the oldest step. So planning and delivering happen while a step
-computes, and with depth 2 the runner has its next step before it ends the current one.
+One round of the loop: take commands; plan and submit steps until as many are under way as may be; deliver the updates
+of the steps collected last; then wait for the oldest step. So planning and delivering happen while a step computes, and
+with two steps under way the runner has its next one before it ends the current one.
+
+While everything that runs decodes in short steps, more are under way, as many as take `run_ahead_s`, and a round waits
+for several: after a step's weights have gone through the caches a round costs ten times what the next one does at once,
+and the kernels wait for it, as their threads fill the processors. What a sequence's end leaves under way is dropped.
 
 What can be relied upon: every sequence that `add` accepted gets exactly one final update, with a finish_reason or an
 error, whatever happens: an abort in any state, a step that fails (its sequences fail, others go on), logits that hold
@@ -30,7 +34,7 @@ from tiercel.engine.request import NewSequence, Sequence, SequenceUpdate, State,
 from tiercel.engine.scheduler import PlannedStep, Scheduler
 from tiercel.engine.stats import EngineSnapshot, SequenceStats, StatsListener, StepStats
 from tiercel.protocol.step import StepResult
-from tiercel.runner.interface import Runner
+from tiercel.runner.interface import N_STEPS_MAX, Runner
 
 _log = logging.getLogger(__name__)
 
@@ -65,18 +69,22 @@ class EngineCore:
         self._sink = sink
         self._listener = listener
         self._scheduler = Scheduler(limits, config)
-        self._depth = 2 if config.async_scheduling else 1
+        self._depth = 2 if config.async_scheduling else 1  # steps under way, but for those that run ahead
+        self._decode_s = 0.0  # what the step collected last took, if all it did was decode, and it is known
         self._in_flight: deque[PlannedStep] = deque()
         self._not_submitted: dict[PlannedStep, TiercelError] = {}
         self._sequences: dict[str, Sequence] = {}
         self._updates: list[SequenceUpdate] = []
         self._stats = StepStats(time_s=0.0)
+        self._untold_stats: list[StepStats] = []  # of steps collected in this round, before the last
         self._n_arrived = 0
         self._totals = {"steps": 0, "failed": 0, "prompt": 0, "generation": 0, "computed": 0, "stale": 0}
 
         # Shared with other threads.
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the next two and the order of commands against the end
+        # Guards the next two and the order of commands against the end. Reentrant, as the collector may finalise a
+        # generator, and so call `finish`, wherever memory is allocated.
+        self._lock = threading.RLock()
         self._n_waiting = 0  # sequences accepted that have not been admitted to a slot once
         self._refusal: str | None = None  # why nothing is accepted any more
         self._is_stopping = False
@@ -138,10 +146,16 @@ class EngineCore:
                 )
             self._n_waiting += len(new)
             self._commands.put(partial(self._do_add, new))
+            self._runner.hurry()
 
     def finish(self, sequence_ids: Iterable[str], reason: str = "abort") -> None:
         """End sequences, wherever they are. Ids that are unknown or have ended are no error."""
         self._commands.put(partial(self._do_finish, list(sequence_ids), reason))
+        if self._is_a_copy:
+            return
+        with self._lock:
+            if not self._is_dead:
+                self._runner.hurry()  # not after its end, which takes the lock
 
     def call_soon(self, work: Callable[[], None]) -> None:
         """Run `work`, which must be short and not fail, on the engine's thread, between two steps."""
@@ -201,10 +215,14 @@ class EngineCore:
     def step_once(self) -> bool:
         """Do one round; return whether there is more to do without a new command."""
         self._take_commands()
-        is_submitted = len(self._in_flight) < self._depth and self._submit_next()
+        n_ahead = self._n_ahead()
+        is_submitted = len(self._in_flight) < n_ahead and self._submit_next()
+        while is_submitted and self._depth < n_ahead and len(self._in_flight) < n_ahead:
+            is_submitted = self._submit_next()
         self._deliver()
-        if self._in_flight and (len(self._in_flight) == self._depth or not is_submitted):
-            self._collect()
+        if self._in_flight and (len(self._in_flight) >= n_ahead or not is_submitted):
+            # What is left under way computes while this round's results are seen to.
+            self._collect_some(1 if n_ahead <= self._depth else max(len(self._in_flight) - max(n_ahead // 4, 1), 1))
         elif not self._in_flight and not is_submitted and self._scheduler.waiting:
             self._give_up_on_head()
         self._publish()
@@ -217,7 +235,7 @@ class EngineCore:
         self._scheduler.check()
         live = set(self._scheduler.running) | set(self._scheduler.waiting)
         assert live == set(self._sequences.values()), "engine: a sequence is neither running nor waiting, or lost"
-        assert len(self._in_flight) <= self._depth, "engine: too many steps are under way"
+        assert len(self._in_flight) <= N_STEPS_MAX, "engine: too many steps are under way"
         assert self._n_waiting >= 0, "engine: fewer than none wait"
         if not self.has_work:
             self._scheduler.check_idle()
@@ -313,6 +331,31 @@ class EngineCore:
         with self._lock:
             self._n_waiting -= n_first
 
+    def _n_ahead(self) -> int:
+        """Give how many steps may be under way: more than `depth` while all of them are short and decode."""
+        if self._decode_s == 0.0 or self._depth == 1 or self._scheduler.waiting:
+            return self._depth
+        if self._in_flight and not self._in_flight[-1].only_decodes:
+            return self._depth
+        return min(max(int(self.config.run_ahead_s / self._decode_s), self._depth), N_STEPS_MAX)
+
+    def _collect_some(self, n_wanted: int) -> None:
+        """Wait for the `n_wanted` oldest steps together and take their rows.
+
+        Fewer when a command comes, or where a step cannot end before the rows of those before it are taken.
+        """
+        n = 0
+        for step in self._in_flight:
+            if n == n_wanted or (n > 0 and (step.masked or step in self._not_submitted)):
+                break
+            n += 1
+        n = self._runner.wait(n) if n > 1 and self._in_flight[0] not in self._not_submitted else 1
+        self._collect()
+        for _ in range(n - 1):
+            self._untold_stats.append(self._stats)
+            self._stats = StepStats(time_s=self._stats.time_s)
+            self._collect()
+
     def _collect(self) -> None:
         step = self._in_flight.popleft()
         error = self._not_submitted.pop(step, None)
@@ -330,6 +373,7 @@ class EngineCore:
         stats.n_sequences = len(step.sequences)
         self._totals["steps"] += 1
         self._totals["computed"] += stats.n_tokens
+        self._decode_s = 0.0
         if result is None:
             assert error is not None
             self._fail_step(step, error)
@@ -338,6 +382,8 @@ class EngineCore:
             return
         assert result.step_id == step.step_id, f"engine: step {result.step_id} came, {step.step_id} was expected"
         stats.compute_s = result.compute_ns * 1e-9
+        if step.only_decodes:
+            self._decode_s = stats.compute_s
         if step.n_logprobs is None:
             self._take_tokens(step, result)
         else:
@@ -461,6 +507,8 @@ class EngineCore:
         is_spoilt: bool = False,
     ) -> None:
         """Give back what the sequence holds and make its final update: the one way out."""
+        if self._in_flight and sequence.state is State.RUNNING:
+            self._runner.drop(sequence.slot)
         self._scheduler.finish(sequence, is_complete=is_complete, is_spoilt=is_spoilt)
         del self._sequences[sequence.sequence_id]
         if sequence.first_scheduled_s is None:
@@ -493,8 +541,12 @@ class EngineCore:
                 self._sink(updates)
         if stats.n_sequences or stats.finished:
             self._stats = StepStats(time_s=stats.time_s)
+            self._untold_stats.append(stats)
+        if self._untold_stats:
             if self._listener is not None:
-                self._listener.on_step(stats)
+                for one in self._untold_stats:
+                    self._listener.on_step(one)
+            self._untold_stats.clear()
 
     def _publish(self) -> None:
         scheduler, totals = self._scheduler, self._totals

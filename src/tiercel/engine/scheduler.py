@@ -88,6 +88,11 @@ class PlannedStep(Struct, eq=False):
             self._want_logprobs(sequence.n_prompt_logprobs or 0)
         self.n_rows += n_tokens if scores else samples
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each sequence computes one token, and none waits for a mask."""
+        return not self.masked and not self.admitted and sum(self.counts) == len(self.counts)
+
     def _want_logprobs(self, n: int) -> None:
         self.n_logprobs = n if self.n_logprobs is None else max(n, self.n_logprobs)
 
