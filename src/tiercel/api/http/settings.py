@@ -306,12 +306,13 @@ class ServerSettings:
         choices=FINGERPRINT_MODES,
         metavar="MODE",
         group="answers",
-        help="what system_fingerprint is: name, version and digest of model and settings; the digest; --fingerprint; "
-        "nothing",
+        help="what system_fingerprint is: name, version and digest of model and settings; the digest; "
+        "--fingerprint-value; nothing",
         why="who compares answers needs all of it",
     )
     fingerprint: str | None = option(
         None,
+        flag="--fingerprint-value",
         metavar="TEXT",
         group="answers",
         help="the fingerprint of mode custom",
