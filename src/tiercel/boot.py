@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tiercel.runner.ready import Begun, ReadyWeights
     from tiercel.sampling.grammar_limits import GrammarLimits
     from tiercel.text.conversation import Conversations
+    from tiercel.text.thinking_budget import ReasoningConfig
     from tiercel.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
@@ -360,6 +361,8 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
                 kv_dtype=plan.kv_dtype,
                 eos_ids=eos_ids(plan, tokenizer),
                 grammar_limits=_grammar_limits(options),
+                reasoning=_reasoning_config(options),
+                reasoning_texts=lambda: _reasoning_texts(tokenizer),
             )
             start.keep(plan, runner)
         except BaseException:
@@ -473,6 +476,21 @@ def _grammar_limits(options: EngineOptions) -> "GrammarLimits | None":
     from tiercel.sampling.grammar_limits import GrammarLimits
 
     return GrammarLimits.from_options(options.structured_outputs_config)
+
+
+def _reasoning_config(options: EngineOptions) -> "ReasoningConfig | None":
+    if not options.reasoning_config:
+        return None
+    from tiercel.text.thinking_budget import ReasoningConfig
+
+    return ReasoningConfig.from_options(options.reasoning_config)
+
+
+def _reasoning_texts(tokenizer: "Tokenizer | None") -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Find what opens and what closes a model's reasoning. A server that names a parser says it instead."""
+    from tiercel.text.parsers.registry import choose_of
+
+    return ((), ()) if tokenizer is None else choose_of(tokenizer).reasoning_texts
 
 
 def engine_config(plan: Plan) -> "EngineConfig":

@@ -15,6 +15,7 @@ from tiercel.engine.client import EngineClient
 from tiercel.engine.config import EngineConfig
 from tiercel.engine.core import EngineCore
 from tiercel.testing.fake_runner import FakeRunner, make_limits
+from tiercel.text.thinking_budget import ReasoningConfig
 from tiercel.text.tokenizer import Tokenizer
 
 DEADLINE_S = 10.0
@@ -108,6 +109,7 @@ class Rig:
         settings=None,
         defaults=None,
         eos_ids=(256,),
+        reasoning_config=None,
         **config,
     ):
         limits = make_limits(
@@ -122,7 +124,12 @@ class Rig:
         self.core = EngineCore(self.runner, EngineConfig(**config))
         self.tokenizer = tokenizer() if tokenizer is not None else None
         self.client = EngineClient(
-            self.core, self.tokenizer, weights_digest="fake", kv_dtype="float16", eos_ids=eos_ids
+            self.core,
+            self.tokenizer,
+            weights_digest="fake",
+            kv_dtype="float16",
+            eos_ids=eos_ids,
+            reasoning=ReasoningConfig.from_options(reasoning_config or {}),
         )
         self.core.start()
         self.facade = EngineFacade(

@@ -47,10 +47,14 @@ class Script(ScriptedRunner):
             rows = [(s, i, row.tokens[i + 1], 1) for i in range(start, end - bool(plan.seq_samples[s]))]
         if not plan.seq_samples[s]:
             return rows
-        k = end - row.n_prompt
-        token = self.script[k] if k < len(self.script) else 256
+        token = self._next(row.tokens[row.n_prompt : end], self.mask_of(plan, s))
         row.tokens[end] = token
         return [*rows, (s, end - 1, token, 1)]
+
+    def _next(self, output, mask):
+        """Say the text's next token, or another that may come."""
+        token = self.script[len(output)] if len(output) < len(self.script) else 256
+        return token if mask is None or mask[token] else int(mask.argmax())
 
 
 class GatedScript(GatedRunner, Script):
@@ -63,11 +67,12 @@ class Scripted:
     A token of the default tokenizer is a byte, so `bytes` are tokens.
     """
 
-    def __init__(self, text, *, template=TEMPLATE, special=(), settings=None, tokenizer=None):
+    def __init__(self, text, *, template=TEMPLATE, special=(), settings=None, tokenizer=None, **options):
         self._tokenizer = tokenizer or byte_tokenizer(template, special)
         is_text = isinstance(text, str)
         self.script = self._tokenizer.encode(text, add_special_tokens=False) if is_text else list(text)
         self._settings = settings
+        self._options = options
 
     def _rig(self, kind):
         return Rig(
@@ -77,6 +82,7 @@ class Scripted:
             settings=self._settings,
             max_num_batched_tokens=1024,
             check_each_step=False,
+            **self._options,
         )
 
     def whole(self, *, path=CHAT, **fields):

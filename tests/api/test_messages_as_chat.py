@@ -2,11 +2,9 @@
 
 import msgspec
 import pytest
-from starlette.exceptions import HTTPException
 
 from tiercel.api.http.messages.as_chat import as_chat
 from tiercel.api.http.messages.schema import MessagesRequest
-from tiercel.api.http.schema import ChatRequest
 
 HI = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
@@ -139,11 +137,5 @@ def test_effort_is_a_chats():
         ),
     ],
 )
-def test_what_a_chat_does_not_have_yet_is_not_there(fields, name, value):
-    """Passed on as soon as a chat has the field; never dropped before."""
-    if name not in ChatRequest.__struct_fields__:
-        with pytest.raises(HTTPException) as refused:
-            chat_of(**fields)
-        assert refused.value.status_code == 501
-    else:
-        assert msgspec.to_builtins(getattr(chat_of(**fields), name)) == value
+def test_bounds_and_forms_are_a_chats(fields, name, value):
+    assert msgspec.to_builtins(getattr(chat_of(**fields), name)) == value

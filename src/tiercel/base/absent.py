@@ -333,7 +333,6 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "profiler_config": (({},), False),
     },
     "there is nothing it would be handed on to": {"additional_config": (({},), False), "tool_server": ((), False)},
-    "how a model marks its reasoning is reasoning_parser's": {"reasoning_config": ((), False)},
     "routes of Cohere's are not there": {
         "cohere_is_reasoning_model": ((True, False), True),
         "cohere_format": (("cmd4",), False),

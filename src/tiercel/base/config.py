@@ -129,6 +129,15 @@ class EngineOptions:
         help="limits of structured output, as in '{\"compile_cpu_s\": 5}'",
         why="those of `sampling.grammar_limits`",
     )
+    reasoning_config: Mapping[str, Any] = option(
+        {},
+        parse=parse_object,
+        keys=("reasoning_start_str", "reasoning_end_str"),
+        metavar="JSON",
+        group="model",
+        help='what thinking_token_budget ends reasoning with, as in \'{"reasoning_end_str": "So:</think>"}\'',
+        why="the model's own marks",
+    )
     generation_config: str = option(
         "auto",
         metavar="auto|vllm|DIR",

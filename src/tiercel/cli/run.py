@@ -31,7 +31,7 @@ _BLAS = "OPENBLAS_NUM_THREADS"
 _SERVER_ONLY = frozenset(
     {
         *("seed", "skip_tokenizer_init", "max_logprobs", "max_waiting", "scheduling_policy"),
-        *("stream_interval", "structured_outputs_config"),
+        *("stream_interval", "structured_outputs_config", "reasoning_config"),
     }
 )
 _ENGINE_OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.name not in _SERVER_ONLY)

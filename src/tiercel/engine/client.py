@@ -14,7 +14,7 @@ import os
 import queue
 import random
 import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     import asyncio
     from types import TracebackType
 
+    from tiercel.sampling.budget_constraint import BudgetConstraint
     from tiercel.sampling.constraint import Constraint
     from tiercel.sampling.grammar_limits import GrammarLimits
     from tiercel.sampling.grammars import Grammars
     from tiercel.text.thinking import ThinkingMarks
+    from tiercel.text.thinking_budget import ReasoningConfig, ReasoningMarkers
     from tiercel.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ _log = logging.getLogger(__name__)
 # Sequences that `generate_many` keeps in the engine, in multiples of max_num_seqs: enough that slots never wait.
 _WINDOW = 4
 _INT64_SPAN = 1 << 64
+
+ReasoningTexts = tuple[Sequence[str], Sequence[str]]  # what opens reasoning, and what closes it
 
 
 class _LoopWaiter:
@@ -187,11 +191,14 @@ class EngineClient:
         kv_dtype: str,
         eos_ids: Iterable[int] | None = None,
         grammar_limits: "GrammarLimits | None" = None,
+        reasoning: "ReasoningConfig | None" = None,
+        reasoning_texts: Callable[[], ReasoningTexts] = lambda: ((), ()),
     ) -> None:
         """Become the one who is told what `core` produces.
 
         `weights_digest` and `kv_dtype` go into the keys of KV pages (`kv.page_keys`). `eos_ids` end every sequence
-        that does not ignore them; None takes the tokenizer's.
+        that does not ignore them; None takes the tokenizer's. `reasoning_texts` finds what opens and what closes the
+        model's reasoning when a request first bounds it; `reasoning` has other words for the same.
         """
         self.core = core
         self.tokenizer = tokenizer
@@ -208,7 +215,9 @@ class EngineClient:
         self._grammar_limits = grammar_limits
         self._grammars: Grammars | None = None  # guarded by _lock; made when a request first asks for a form
         make_grammars = None if tokenizer is None else lambda: self.grammars
-        self._reader = PromptReader(tokenizer, core.limits, core.config, make_grammars)
+        self._reasoning_config = reasoning
+        self._reasoning_texts = reasoning_texts
+        self._reader = PromptReader(tokenizer, core.limits, core.config, make_grammars, self._reasoning)
         core.set_sink(self._on_updates)
 
     @property
@@ -227,6 +236,14 @@ class EngineClient:
                 vocab_size = self.core.limits.vocab_size
                 self._grammars = Grammars(self.tokenizer, vocab_size, self.eos_ids, self._grammar_limits)
             return self._grammars
+
+    def set_reasoning(self, texts: ReasoningTexts) -> None:
+        """Say what opens and what closes the model's reasoning, for whoever bounds it. To be called before requests.
+
+        Raises: ConfigError: the engine's `reasoning_config` does not fit them.
+        """
+        self._reasoning_texts = lambda: texts
+        self._reasoning()
 
     @property
     def snapshot(self) -> EngineSnapshot:
@@ -256,7 +273,9 @@ class EngineClient:
             RequestError: it is refused (PromptTooLong, QueueFull and others); `param` names the field.
             EngineDead: there is no engine any more.
         """
-        prepared = self._reader.prepare(prompt, params or SamplingParams(), priority=priority, cache_salt=cache_salt)
+        prepared = self._reader.prepare(
+            prompt, params or SamplingParams(), priority=priority, cache_salt=cache_salt, thinking=thinking
+        )
         return self._send(prepared, request_id, is_bounded=True, thinking=thinking)
 
     async def generate(
@@ -324,6 +343,11 @@ class EngineClient:
             grammars = self._grammars
         if grammars is not None:
             grammars.close()
+
+    def _reasoning(self) -> "ReasoningMarkers | None":
+        from tiercel.text.thinking_budget import ReasoningConfig
+
+        return (self._reasoning_config or ReasoningConfig()).markers(*self._reasoning_texts())
 
     def _run_many(self, prepared: list[PreparedRequest]) -> Iterator[tuple[int, RequestOutput | TiercelError]]:
         done: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -491,14 +515,21 @@ def _resolve(futures: "list[asyncio.Future[None]]") -> None:
             future.set_result(None)
 
 
-def _constraint_of(prepared: PreparedRequest, thinking: "ThinkingMarks | None") -> "Constraint | None":
-    """Begin a request's form for one sequence: each has a state of its own."""
-    if prepared.grammar is None:
-        return None
+def _constraint_of(
+    prepared: PreparedRequest, thinking: "ThinkingMarks | None"
+) -> "Constraint | BudgetConstraint | None":
+    """Begin a request's form, and the bound of its reasoning, for one sequence: each has a state of its own."""
     params = prepared.params
-    return prepared.grammar.start(
-        stop_ids=params.stop_token_ids or (), ignores_eos=params.ignore_eos, thinking=thinking
-    )
+    form = None
+    if prepared.grammar is not None:
+        form = prepared.grammar.start(
+            stop_ids=params.stop_token_ids or (), ignores_eos=params.ignore_eos, thinking=thinking
+        )
+    if prepared.budget is None:
+        return form
+    from tiercel.sampling.budget_constraint import BudgetConstraint
+
+    return BudgetConstraint(prepared.budget.copy(), form)
 
 
 def _wrapped(seed: int) -> int:

@@ -6,6 +6,7 @@ text is only repeated) and `cache_salt`.
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,8 @@ from tiercel.text.bad_words import bad_words_ids
 
 if TYPE_CHECKING:
     from tiercel.sampling.grammars import CompiledGrammar, Grammars
+    from tiercel.text.thinking import ThinkingMarks
+    from tiercel.text.thinking_budget import ReasoningMarkers, ThinkingBudget
     from tiercel.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -36,6 +39,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     priority: int
     cache_salt: str | None
     grammar: "CompiledGrammar | None" = None
+    budget: "ThinkingBudget | None" = None
 
 
 class PromptReader:
@@ -47,11 +51,13 @@ class PromptReader:
         limits: RunnerLimits,
         config: EngineConfig,
         grammars: "Callable[[], Grammars] | None" = None,
+        reasoning: "Callable[[], ReasoningMarkers | None]" = lambda: None,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._config = config
         self._grammars = grammars
+        self._reasoning = reasoning
 
     def encode_together(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Tokenise all prompts that are text in one call, which may use several threads."""
@@ -68,9 +74,16 @@ class PromptReader:
         return done
 
     def prepare(
-        self, prompt: Prompt, params: SamplingParams, *, priority: int, cache_salt: str | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int,
+        cache_salt: str | None,
+        thinking: "ThinkingMarks | None" = None,
     ) -> PreparedRequest:
-        """Check a prompt and its parameters against the model.
+        """Check a prompt and its parameters against the model. `thinking` says whether the prompt opens reasoning;
+        None: its marks do.
 
         Raises:
             RequestError: it is refused; `param` names the field.
@@ -85,8 +98,31 @@ class PromptReader:
         priority = _as_priority(priority)
         params = self._with_words(params)
         max_total = admit(token_ids, params, self._limits, self._config, priority=priority)
+        has_reasoned = thinking is None or thinking.is_open
+        budget = self._budget(params, token_ids if has_reasoned else [])
         grammar = self._grammar(params)
-        return PreparedRequest(text, token_ids, params, max_total, priority, cache_salt, grammar)
+        return PreparedRequest(text, token_ids, params, max_total, priority, cache_salt, grammar, budget)
+
+    def _budget(self, params: SamplingParams, prompt_ids: Sequence[int]) -> "ThinkingBudget | None":
+        """Begin the count of a bounded reasoning, with the prompt's own in it."""
+        n_max = params.thinking_token_budget
+        if n_max is None:
+            return None
+        markers = self._reasoning()
+        if self._tokenizer is None or markers is None:
+            raise RequestError(
+                f"thinking_token_budget: got {n_max}; what this model's reasoning begins and ends with is not known; "
+                "leave it out, or start the server with reasoning_parser or reasoning_config",
+                param="thinking_token_budget",
+            )
+        from tiercel.text.thinking_budget import ThinkingBudget
+
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        budget = ThinkingBudget.start(
+            markers, n_max, prompt_ids, encode=encode, token_bytes=self._tokenizer.token_bytes
+        )
+        _check_forced(budget.forced_ids, params, ends=self._tokenizer.eos_ids)
+        return budget
 
     def _grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
         """Compile the form that the text must have. Last of all: nothing else takes so long."""
@@ -146,6 +182,31 @@ class PromptReader:
                 "shorten it",
                 param="prompt",
             )
+
+
+def _check_forced(forced_ids: Sequence[int], params: SamplingParams, *, ends: Iterable[int]) -> None:
+    """Refuse what would forbid a token that ends the reasoning: a mask forces it, and other constraints still count.
+
+    Raises: RequestError: `param` names the other field.
+    """
+    forced = set(forced_ids)
+    name = ""
+    if params.allowed_token_ids is not None and not forced <= set(params.allowed_token_ids):
+        name = "allowed_token_ids"
+    elif any(_holds(forced_ids, word) for word in params.bad_words_token_ids):
+        name = "bad_words"
+    elif params.min_tokens and forced & {*(params.stop_token_ids or ()), *ends}:
+        name = "min_tokens"
+    if name:
+        raise RequestError(
+            f"{name}: with thinking_token_budget, it would forbid a token of what ends the reasoning; loosen it, or "
+            "leave one of them out",
+            param=name,
+        )
+
+
+def _holds(ids: Sequence[int], word: Sequence[int]) -> bool:
+    return any(tuple(ids[i : i + len(word)]) == tuple(word) for i in range(len(ids) - len(word) + 1))
 
 
 def _wrong_kind(got: Any) -> RequestError:

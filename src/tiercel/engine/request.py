@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tiercel.base.errors import TiercelError
+from tiercel.engine.repetition import RepetitionWatch
 from tiercel.kv.page_keys import PageKeys
 from tiercel.protocol.params import SamplingParams
 
 if TYPE_CHECKING:
+    from tiercel.sampling.budget_constraint import BudgetConstraint
     from tiercel.sampling.constraint import Constraint
 
 
@@ -54,7 +56,7 @@ class NewSequence(msgspec.Struct, frozen=True, eq=False):
     page_keys: PageKeys
     arrival_s: float
     priority: int = 0
-    constraint: "Constraint | None" = None  # its own: what form its text must have
+    constraint: "Constraint | BudgetConstraint | None" = None  # its own: form of its text, bound of its reasoning
 
 
 class SequenceUpdate(msgspec.Struct, eq=False):
@@ -65,8 +67,8 @@ class SequenceUpdate(msgspec.Struct, eq=False):
     time_s: float
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the tokens from the second on; once, with the first token
-    finish_reason: str | None = None  # "stop" | "length" | "abort"
-    stop_reason: int | None = None  # the stop token that ended it; None for end-of-sequence
+    finish_reason: str | None = None  # "stop" | "length" | "repetition" | "abort"
+    stop_reason: int | str | None = None  # the stop token that ended it, or a word; None for end-of-sequence
     is_complete: bool = False  # it ended because its form did: the last token is part of the text
     error: TiercelError | None = None  # instead of a finish_reason
     n_cached_tokens: int = 0
@@ -92,7 +94,8 @@ class Sequence(msgspec.Struct, eq=False):
     n_logprobs: int | None
     n_prompt_logprobs: int | None
     reads_cache: bool
-    constraint: "Constraint | None" = None
+    constraint: "Constraint | BudgetConstraint | None" = None
+    repetition: RepetitionWatch | None = None
 
     state: State = State.WAITING
     slot: int = -1  # -1: none
@@ -113,6 +116,7 @@ class Sequence(msgspec.Struct, eq=False):
     def from_new(cls, new: NewSequence, *, arrival_idx: int, by_priority: bool, vocab_size: int) -> "Sequence":
         """Make the engine's own record of a sequence."""
         params = new.params
+        repeating = params.repetition_detection
         stop_ids = new.eos_ids.union(params.stop_token_ids or ())
         return cls(
             sequence_id=new.sequence_id,
@@ -131,6 +135,7 @@ class Sequence(msgspec.Struct, eq=False):
             n_prompt_logprobs=vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs,
             reads_cache=not params.skip_reading_prefix_cache,
             constraint=new.constraint,
+            repetition=RepetitionWatch(repeating) if repeating is not None else None,
             n_total=len(new.prompt_token_ids),
         )
 
@@ -144,8 +149,12 @@ class Sequence(msgspec.Struct, eq=False):
         """Whether prompt tokens still lack the log-probabilities that were asked for."""
         return self.n_prompt_logprobs is not None and len(self.prompt_logprobs) < self.n_prompt - 1
 
-    def why_ended(self, token_id: int) -> tuple[str, int | None] | None:
-        """Say why it ends with `token_id`, its newest: (finish reason, stop reason); None when it goes on."""
+    def why_ended(self, token_id: int) -> tuple[str, int | str | None] | None:
+        """Say why it ends with `token_id`, its newest: (finish reason, stop reason); None when it goes on.
+
+        Requires: it is asked once for each token.
+        """
+        repeats = self.repetition is not None and self.repetition.push(self.token_ids, self.n_prompt)
         if token_id in self.ending_ids and self.n_output >= self.params.min_tokens:
             is_eos = token_id in self.eos_ids and not self.params.ignore_eos
             return "stop", None if is_eos else token_id
@@ -153,4 +162,6 @@ class Sequence(msgspec.Struct, eq=False):
             return "stop", None
         if len(self.token_ids) >= self.max_total_tokens:
             return "length", None
+        if repeats and self.n_output >= self.params.min_tokens:
+            return "repetition", "repetition_detected"
         return None

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from tiercel.base.errors import RequestError, UnknownOption
+from tiercel.protocol.repetition import RepetitionDetectionParams
 from tiercel.protocol.structured import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5  # vLLM's threshold
@@ -47,8 +48,6 @@ _HINTS = {
     "response_format": "a field of chat requests; structured_outputs=StructuredOutputsParams(...) is the same here",
     "logits_processors": "functions over logits are not there yet; logit_bias, allowed_token_ids and bad_words are",
     "logprob_token_ids": "not there yet; logprobs=N gives the likeliest N",
-    "thinking_token_budget": "not there yet; max_tokens bounds the whole answer",
-    "repetition_detection": "not there yet; repetition_penalty and frequency_penalty are",
     "truncate_prompt_tokens": "not there yet; cut the prompt's token ids yourself",
     "max_new_tokens": "the name here is max_tokens",
     "max_completion_tokens": "the name here is max_tokens",
@@ -103,6 +102,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
         allowed_token_ids    at least one id
         bad_words            up to 128 non-empty strings
         bad_words_token_ids  what the engine's tokenizer makes of bad_words; not for callers
+        thinking_token_budget   tokens of reasoning, 0 and up, after which the model is made to end it; -1 and None: no
+                             limit. Needs a model whose marks of reasoning are known (`text.thinking_budget`)
+        repetition_detection    ends an output whose last tokens only repeat themselves (`protocol.repetition`)
         structured_outputs   the form of the text (`protocol.structured`); it may end before min_tokens when it is
         complete
 
@@ -138,6 +140,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
     skip_reading_prefix_cache: bool | None = None  # None: only when prompt_logprobs needs every position computed
     bad_words_token_ids: Sequence[Sequence[int]] = ()
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -203,10 +207,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
             raise _refused("skip_reading_prefix_cache", self.skip_reading_prefix_cache, "true, false or null", "")
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise _refused("structured_outputs", self.structured_outputs, "StructuredOutputsParams", "")
+        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+            raise _refused("repetition_detection", self.repetition_detection, "RepetitionDetectionParams", "")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise _refused("output_kind", self.output_kind, "a RequestOutputKind", "")
         if self.top_k == -1:
             _set(self, "top_k", 0)
+        if self.thinking_token_budget == -1:
+            _set(self, "thinking_token_budget", None)
         if self.seed == -1:
             _set(self, "seed", None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -268,8 +276,9 @@ _INT_RANGES = (
     ("min_tokens", 0, _INT64[1]),
     ("logprobs", -1, _INT64[1]),
     ("prompt_logprobs", -1, _INT64[1]),
+    ("thinking_token_budget", -1, _INT64[1]),
 )
-_MAY_BE_NONE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
+_MAY_BE_NONE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"})
 _FLAGS = (
     "ignore_eos",
     "include_stop_str_in_output",

@@ -7,11 +7,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from tiercel.api.http.schema import ChatRequest, CompletionRequest, Generation
 from tiercel.api.http.settings import ServerSettings
 from tiercel.api.http.structured import form_of
 from tiercel.base.errors import PromptTooLong, RequestError
 from tiercel.protocol.params import GREEDY_BELOW, TEMPERATURE_MIN, SamplingParams
+from tiercel.protocol.repetition import RepetitionDetectionParams
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ _SAME: Final = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "thinking_token_budget",
 )
 # What a model may recommend (generation_config.json), by its name here.
 _RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -165,7 +169,13 @@ def _params(
         **given,
         n=n,
         structured_outputs=form_of(ask),
+        repetition_detection=_repetition(ask),
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=ask.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
     )
+
+
+def _repetition(ask: Generation) -> RepetitionDetectionParams | None:
+    given = ask.repetition_detection
+    return None if given is None else RepetitionDetectionParams(**msgspec.structs.asdict(given))

@@ -44,8 +44,6 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1, 1.0), _BEAMS),
     "logprob_token_ids": ((), "it is not there yet; logprobs gives the likeliest ones"),
-    "thinking_token_budget": ((), "it is not there yet; max_tokens bounds the whole answer"),
-    "repetition_detection": ((), "it is not there yet; frequency_penalty is"),
     "stream_interval": ((1,), _NOT_YET),
     "chat_template": ((), "a template of the request is a program of a stranger and is not run; leave it out"),
     "return_token_offsets": ((False,), _NOT_YET),
@@ -72,6 +70,14 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
+
+
+class Repetition(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """When an answer that only repeats itself is ended."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
 
 
 class Generation(msgspec.Struct, kw_only=True, frozen=True):
@@ -102,6 +108,8 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
     bad_words: list[str] | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: Repetition | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None

@@ -30,7 +30,7 @@ from tiercel.base.errors import ConfigError, ModelFileError, RequestError, Tierc
 from tiercel.engine.client import RequestHandle
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 from tiercel.text.chat_template import ChatTemplate, default_template
-from tiercel.text.parsers.registry import ParserChoice, choose
+from tiercel.text.parsers.registry import ParserChoice, choose_of
 from tiercel.text.thinking import ThinkingMarks
 from tiercel.text.tokenizer import Tokenizer
 
@@ -83,6 +83,7 @@ class Service:
         # Forms may take seconds to compile: other requests do not wait for them.
         self._form_pool = ThreadPoolExecutor(settings.n_threads, "tiercel-forms")
         self.parsers = _choose_parsers(engine.tokenizer, settings)
+        engine.client.set_reasoning(self.parsers.reasoning_texts)
         given = settings.chat_template
         plain, source = (
             given or _template_source(engine.tokenizer, has_tools=has_tools) for has_tools in (False, True)
@@ -242,12 +243,11 @@ def _close_unwanted(work: "asyncio.Future[tuple[Any, list[RequestHandle]]]") -> 
 def _choose_parsers(tokenizer: Tokenizer | None, settings: ServerSettings) -> ParserChoice:
     if tokenizer is None:
         return ParserChoice()
-    return choose(
-        settings.chat_template or _template_source(tokenizer, has_tools=True),
-        lambda token: tokenizer.id_of(token) is not None,
+    return choose_of(
+        tokenizer,
+        template=settings.chat_template,
         calls=settings.tool_call_parser,
         reasoning=settings.reasoning_parser,
-        special=map(tokenizer.token_text, tokenizer.special_ids),
     )
 
 

@@ -27,6 +27,8 @@ ANSWERS: Final = (
     "<|channel|>final <|constrain|>json<|message|>",
     "<|channel|>final<|constrain|>json<|message|>",
 )
+# What opens and what closes the channel of reasoning.
+THOUGHTS: Final = (("<|channel|>analysis<|message|>",), ("<|end|>",))
 _MARKS: Final = Markers(TEXTS)
 _HEADER_FIRST: Final = Markers(["to=", *TEXTS])
 _BODY_ENDS: Final = Markers(["<|start|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>"])

@@ -7,9 +7,10 @@ model, a parser for each output.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tiercel.base.errors import ConfigError
+from tiercel.text.chat_template import default_template
 from tiercel.text.parsers import (
     call_grammars,
     deepseek,
@@ -32,6 +33,9 @@ from tiercel.text.parsers.kimi import K2, KimiK2
 from tiercel.text.parsers.markers import Markers
 from tiercel.text.parsers.tagged import TaggedCalls, TagTexts
 from tiercel.text.thinking import ThinkingMarks
+
+if TYPE_CHECKING:
+    from tiercel.text.tokenizer import Tokenizer
 
 PLAIN_CALLS: Final = "llama3_json"  # reads `call_grammars.PLAIN`
 AUTO: Final = "auto"
@@ -217,6 +221,15 @@ class ParserChoice:
         read = frozenset(token for token in self.special if any(token in text for text in self._texts))
         return Markers(self.special - read), Markers(read)
 
+    @property
+    def reasoning_texts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What opens reasoning and what closes it; of channels, those of the one that has it. Empty: none is known."""
+        channels = self._channels
+        if channels is not None:
+            return harmony.THOUGHTS if channels is _HARMONY else tree.THOUGHTS
+        texts = self._thinking
+        return ((), ()) if texts is None else (texts.begins, texts.ends)
+
     def reasoning_marks(self, *, has_calls: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Give what opens reasoning and what closes it, calls too where the request has them; none for channels."""
         texts = self._thinking
@@ -371,6 +384,25 @@ def choose(
         calls=_find_calls(source, has_token) if calls == AUTO else None if calls == NONE else calls,
         reasoning=_find_reasoning(source, has_token) if reasoning == AUTO else None if reasoning == NONE else reasoning,
         special=frozenset(text for text in special if text),
+    )
+
+
+def choose_of(
+    tokenizer: "Tokenizer", *, template: str | None = None, calls: str = AUTO, reasoning: str = AUTO
+) -> ParserChoice:
+    """Do so for a tokenizer with its templates, or another in their place.
+
+    Raises: ConfigError: a name is none of a parser.
+    """
+    source = default_template(tokenizer.chat_templates, has_tools=True)
+    if "tool_use" not in tokenizer.chat_templates:
+        source = tokenizer.chat_template or source
+    return choose(
+        template or source,
+        lambda token: tokenizer.id_of(token) is not None,
+        calls=calls,
+        reasoning=reasoning,
+        special=map(tokenizer.token_text, tokenizer.special_ids),
     )
 
 

@@ -14,6 +14,7 @@ from tiercel.text.parsers.markers import WAIT, Markers
 
 TEXTS: Final = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
 ANSWERS: Final = ("<|open|>response<|sep|>",)  # what stands before the answer, behind all reasoning
+THOUGHTS: Final = (("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",))  # what opens and closes reasoning
 _MARKS: Final = Markers(TEXTS)
 _HEAD_ENDS: Final = Markers(["<|sep|>", "<|open|>", "<|close|>", "<|end_of_msg|>"])
 _ATTRIBUTE: Final = re.compile(r'([\w-]+)="([^"]*)"')

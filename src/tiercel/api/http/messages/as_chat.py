@@ -8,8 +8,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from starlette.exceptions import HTTPException
-
 from tiercel.api.http.messages import schema
 from tiercel.api.http.messages.schema import Block, CountRequest, Message, MessagesRequest, TextBlock, Tool
 from tiercel.api.http.schema import ChatRequest
@@ -28,9 +26,7 @@ Placed = tuple[str, Block]  # a block, and where it was in the request
 def as_chat(ask: CountRequest) -> ChatRequest:
     """Give the chat that a request means.
 
-    Raises:
-        RequestError: something has no meaning here; `param` names the field.
-        HTTPException: 501, where what it needs is not there yet.
+    Raises: RequestError: something has no meaning here; `param` names the field.
     """
     _check(ask)
     messages = _system(ask.system) + _history(ask.messages)
@@ -219,7 +215,7 @@ def _thinking(ask: CountRequest) -> dict[str, Any]:
         if thinking.display == "omitted":
             fields["include_reasoning"] = False
     if isinstance(thinking, schema.ThinkingEnabled):
-        fields |= _chat_field("thinking_token_budget", _budget(ask, thinking.budget_tokens), "thinking.budget_tokens")
+        fields["thinking_token_budget"] = _budget(ask, thinking.budget_tokens)
     if config is not None and config.effort is not None:
         fields["reasoning_effort"] = config.effort
     if config is not None and config.format is not None:
@@ -227,7 +223,7 @@ def _thinking(ask: CountRequest) -> dict[str, Any]:
             "type": "json_schema",
             "json_schema": {"name": "answer", "schema": config.format.schema, "strict": True},
         }
-        fields |= _chat_field("response_format", form, "output_config.format")
+        fields["response_format"] = form
     return fields
 
 
@@ -237,13 +233,6 @@ def _budget(ask: CountRequest, n_tokens: int) -> int:
     if isinstance(ask, MessagesRequest) and n_tokens >= ask.max_tokens:
         raise _refused("thinking.budget_tokens", f"got {n_tokens}; less than max_tokens, {ask.max_tokens}, is needed")
     return n_tokens
-
-
-def _chat_field(name: str, value: Any, param: str) -> dict[str, Any]:
-    """Set a chat's field; what a chat does not have yet, a message does not either."""
-    if name not in ChatRequest.__struct_fields__:
-        raise HTTPException(501, f"{param}: it is not there yet; leave it out")
-    return {name: value}
 
 
 def _refused(param: str, why: str) -> RequestError:

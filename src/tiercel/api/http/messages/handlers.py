@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -95,7 +96,11 @@ def _check_version(request: Request) -> None:
 
 def _prepare(service: Service, ask: MessagesRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
     try:
-        prepared, submissions = prepare_chat(service, as_chat(ask), request)
+        chat = as_chat(ask)
+        if not service.parsers.has_reasoning:
+            # Nothing that a client bounds: its words are the same for every model, and this one does not reason.
+            chat = msgspec.structs.replace(chat, thinking_token_budget=None)
+        prepared, submissions = prepare_chat(service, chat, request)
     except RequestError as error:
         raise _in_its_words(error) from None
     return prepared, [form_named(one, "output_config.format.schema") for one in submissions]

@@ -79,6 +79,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
