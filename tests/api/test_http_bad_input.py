@@ -205,6 +205,7 @@ def test_a_wrong_field_is_refused_by_its_name(rig, fields, param):
         ({"guided_json": {}}, "guided_json"),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "{{ messages }}"}}, "chat_template_kwargs"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"store": True}, "store"),
         ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),

@@ -294,7 +294,6 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "tool_parser_plugin": (("",), False),
         "reasoning_parser_plugin": (("",), False),
     },
-    "refused: a template of a request is a program of a stranger": {"trust_request_chat_template": ((False,), True)},
     "it is found in the template": {"chat_template_content_format": (("auto",), False)},
     "tool calls are always found by themselves; send tool_choice none where they are not wanted": {
         "enable_auto_tool_choice": ((True, False), True)

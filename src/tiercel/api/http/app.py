@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tiercel.api import errors
-from tiercel.api.http import chat, completions, health, models, openapi, page, pooling, tokenize
+from tiercel.api.http import chat, completions, health, models, openapi, page, pooling, token_routes, tokenize
 from tiercel.api.http.auth import route_path
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.gate import Gate
@@ -51,6 +51,9 @@ ROUTES: Final[Sequence[tuple[str, str, Handler]]] = (
     ("GET", "/v1/models/{name:path}", models.one_model),
     ("POST", "/v1/chat/completions", chat.chat_completions),
     ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/chat/completions/render", token_routes.render_chat_route),
+    ("POST", "/v1/completions/render", token_routes.render_completion_route),
+    ("POST", "/inference/v1/generate", token_routes.generate),
     ("POST", "/v1/messages", messages.messages),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("POST", "/v1/responses", responses_routes.create),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tiercel.protocol.outputs import CompletionOutput, RequestOutput
 
 _ROLE = "assistant"
+_OTHER_FORM: Final = "structured_outputs"  # a form that is no response_format, which calls take the place of
 # 64 Ki characters are taken apart in a few milliseconds; more is done on a thread.
 INLINE_CHARS_MAX: Final = 64 << 10
 
@@ -116,6 +117,11 @@ def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[
 
 def _with_calls(service: Service, use: ToolUse, params: SamplingParams) -> tuple[SamplingParams, ParserChoice]:
     """Oblige the answer to be well-formed calls."""
+    if use.is_named and params.structured_outputs is not None and params.structured_outputs.name == _OTHER_FORM:
+        raise RequestError(
+            "tool_choice: got a named tool with structured_outputs; the answer has one form; leave one of them out",
+            param="tool_choice",
+        )
     form, parsers = form_of_tools(service, use)
     if params.structured_outputs is not None and not use.is_required:
         raise RequestError(

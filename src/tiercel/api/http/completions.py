@@ -38,7 +38,10 @@ async def completions(request: Request, service: Service) -> Response:
     request_id = request_id_of(request, ask)
     around = envelope(service, request_id, ask, "text_completion")
     start = service.start(
-        lambda: _prepare(service, ask, request), around.id, is_stream=bool(ask.stream), has_form=may_have_form(ask)
+        lambda: prepare_completion(service, ask, request),
+        around.id,
+        is_stream=bool(ask.stream),
+        has_form=may_have_form(ask),
     )
     submissions, running = await until_gone(request.receive, start)
     answer = _CompletionAnswer(service, ask, submissions, around)
@@ -86,7 +89,9 @@ def _refused_prompt(got: str) -> RequestError:
     )
 
 
-def _prepare(service: Service, ask: CompletionRequest, request: Request) -> tuple[list[Submission], list[Submission]]:
+def prepare_completion(
+    service: Service, ask: CompletionRequest, request: Request
+) -> tuple[list[Submission], list[Submission]]:
     """Check and cut the prompts. Runs on a thread of the server."""
     prompts = read_prompts(ask.prompt, service.settings.n_prompts_max)
     max_model_len = service.engine.max_model_len

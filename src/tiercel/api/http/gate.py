@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from tiercel.api.http.service import Service
 
-GENERATION_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+GENERATION_PATHS: Final = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"}
+)
 _NOT_COUNTED: Final = OPEN_PATHS | METRICS_PATHS | {"/load"}
 
 

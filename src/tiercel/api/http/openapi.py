@@ -27,11 +27,15 @@ from tiercel.api.http.schema import (
     TokenizeRequest,
 )
 from tiercel.api.http.service import Service
+from tiercel.api.http.token_routes import GenerateRequest
 
 # Path -> the struct its body is read as.
 BODIES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/chat/completions/render": ChatRequest,
+    "/v1/completions/render": CompletionRequest,
+    "/inference/v1/generate": GenerateRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,

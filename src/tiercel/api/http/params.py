@@ -96,6 +96,8 @@ def chat_params(
     asked = getattr(ask, name)
     max_tokens = defaults.get("max_tokens") if asked is None else asked
     if asked is not None:
+        if asked < 1:
+            raise RequestError(f"{name}: got {asked}; 1 or more is needed", param=name)
         _check_room(name, asked, max_model_len)
     return _params(ask, defaults, settings, max_tokens=max_tokens, logprobs=_chat_logprobs(ask, max_logprobs))
 

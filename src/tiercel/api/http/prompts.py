@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 N_MESSAGES_MAX: Final = 10_000
 N_PARTS_MAX: Final = 1_000
+OWN_TEMPLATE_CHARS_MAX: Final = 64 << 10  # the longest of known models has some 20 Ki; it is compiled in tens of ms
 
 
 def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messages: Sequence[Mapping[str, Any]]) -> str:
@@ -25,10 +26,13 @@ def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messag
     tools = ask.tools
     if service.settings.exclude_tools_when_tool_choice_none and getattr(ask, "tool_choice", None) == "none":
         tools = None
-    template = service.template(has_tools=bool(tools))
+    own = _own_template(service, ask)
+    template = service.template(has_tools=bool(tools)) if own is None else service.own_template(own)
     _check_messages(messages)
-    messages = normalised(messages, knows_developer=service.template_knows_developer)
-    if not service.template_takes_tools and (tools or has_tool_turns(messages)):
+    knows_developer = service.template_knows_developer if own is None else "developer" in own
+    takes_tools = service.template_takes_tools if own is None else "tools" in own
+    messages = normalised(messages, knows_developer=knows_developer)
+    if not takes_tools and (tools or has_tool_turns(messages)):
         messages, tools = spelled_out(messages, tools), None
     kwargs = template_kwargs(service, ask)
     continues = bool(ask.continue_final_message)
@@ -54,6 +58,7 @@ def template_kwargs(service: "Service", ask: "ChatRequest | TokenizeRequest") ->
     Raises: RequestError: one is a field of the request, and no variable.
     """
     kwargs = dict(ask.chat_template_kwargs or {})
+    kwargs.pop("chat_template", None)  # `_own_template` reads it
     for name in kwargs:
         if name in NOT_TEMPLATE_KWARGS:
             raise RequestError(
@@ -66,6 +71,29 @@ def template_kwargs(service: "Service", ask: "ChatRequest | TokenizeRequest") ->
         kwargs.setdefault("reasoning_effort", effort)
         kwargs.setdefault("enable_thinking", effort != "none")
     return {**service.settings.default_chat_template_kwargs, **kwargs}
+
+
+def _own_template(service: "Service", ask: "ChatRequest | TokenizeRequest") -> str | None:
+    """Give the template that a request brings along.
+
+    Raises: RequestError: it is too long, or this server runs only its model's.
+    """
+    name, source = "chat_template", ask.chat_template
+    if source is None:
+        name, source = "chat_template_kwargs", (ask.chat_template_kwargs or {}).get("chat_template")
+    if source is None:
+        return None
+    if not service.settings.trusts_request_template:
+        raise RequestError(
+            f"{name}: a template of the request is a program of a stranger and is not run; leave it out, or start the "
+            "server with --trust-request-chat-template",
+            param=name,
+        )
+    if not isinstance(source, str) or not 0 < len(source) <= OWN_TEMPLATE_CHARS_MAX:
+        raise RequestError(
+            f"{name}: a template of 1 to {OWN_TEMPLATE_CHARS_MAX} characters is needed; leave it out", param=name
+        )
+    return source
 
 
 def encode(service: "Service", text: str, *, add_special_tokens: bool, is_cut_later: bool) -> list[int]:

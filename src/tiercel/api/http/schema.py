@@ -45,7 +45,6 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "length_penalty": ((1, 1.0), _BEAMS),
     "logprob_token_ids": ((), "it is not there yet; logprobs gives the likeliest ones"),
     "stream_interval": ((1,), _NOT_YET),
-    "chat_template": ((), "a template of the request is a program of a stranger and is not run; leave it out"),
     "return_token_offsets": ((False,), _NOT_YET),
     "return_assistant_tokens_mask": ((False,), _NOT_YET),
     "routed_experts_prompt_start": ((), _NOT_YET),
@@ -134,6 +133,7 @@ class ChatRequest(Generation, kw_only=True, frozen=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -160,6 +160,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None

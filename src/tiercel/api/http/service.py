@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 import functools
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _N_NAMES_SHOWN: Final = 5
+_N_OWN_TEMPLATES: Final = 8  # of requests: who brings one along brings the same one again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,8 @@ class Service:
         )
         self._template = _compile_template(engine.tokenizer, plain, is_given=given is not None)
         self._tool_template = self._template if source == plain else _compile_template(engine.tokenizer, source)
+        self._own_lock = threading.Lock()  # guards the next
+        self._own_templates: dict[str, ChatTemplate] = {}
         # Without a place for them in the template, tools are told in words, and a developer is the system.
         self.template_takes_tools = "tools" in (source or "")
         self.template_knows_developer = "developer" in (source or "")
@@ -129,6 +133,27 @@ class Service:
         if isinstance(template, TiercelError):
             raise template
         return template
+
+    def own_template(self, source: str) -> ChatTemplate:
+        """Compile a template that a request brings along; the last few are kept.
+
+        Raises: RequestError: it cannot be compiled.
+        """
+        with self._own_lock:
+            found = self._own_templates.pop(source, None)
+            if found is not None:
+                self._own_templates[source] = found
+                return found
+        try:
+            made = _compile(self.tokenizer, source)
+        except ModelFileError as error:
+            said = str(error).partition("; give another")[0]
+            raise RequestError(f"{said}; or leave it out", param="chat_template") from None
+        with self._own_lock:
+            self._own_templates[source] = made
+            while len(self._own_templates) > _N_OWN_TEMPLATES:
+                del self._own_templates[next(iter(self._own_templates))]
+        return made
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here; no name means the one that is.
@@ -275,12 +300,16 @@ def _compile_template(
         return RequestError(
             "messages: this model has no chat template; send a text to /v1/completions", param="messages"
         )
-    bos = None if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
-    eos = tokenizer.token_text(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None
     try:
-        return ChatTemplate(source, bos_token=bos, eos_token=eos)
+        return _compile(tokenizer, source)
     except ModelFileError as error:
         if is_given:
             raise ConfigError(f"chat_template: {error}") from None
         _log.warning("chats will be refused: %s", error)
         return error
+
+
+def _compile(tokenizer: Tokenizer, source: str) -> ChatTemplate:
+    bos = None if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
+    eos = tokenizer.token_text(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None
+    return ChatTemplate(source, bos_token=bos, eos_token=eos)

@@ -333,6 +333,14 @@ class ServerSettings:
         help="write prompts of chats by this template, in a file or as it stands, instead of the model's",
         why="a model brings its own",
     )
+    trusts_request_template: bool = option(
+        False,
+        flag="--trust-request-chat-template",
+        parse=None,
+        group="chat",
+        help="run chat templates that requests bring along, in the sandbox of the model's",
+        why="a template is a program, and a request's is a stranger's",
+    )
     default_chat_template_kwargs: Mapping[str, Any] = option(
         {},
         parse=parse_object,
