@@ -197,18 +197,18 @@ void bind_recording(nb::module_& m) {
           "layer"_a)
       .def(
           "attention",
-          [](Recording& r, Buffer q, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale, int32_t window,
-             float softcap, int32_t layer) {
-            r.add(false, op::Attention{place_of(q), place_of(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer});
+          [](Recording& r, bool logits_rows, Buffer q, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale,
+             int32_t window, float softcap, int32_t layer) {
+            r.add(logits_rows, op::Attention{place_of(q), place_of(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer});
           },
-          "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a)
+          "logits_rows"_a, "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a)
       .def(
           "gated",
-          [](Recording& r, Buffer x, int64_t f, const std::string& act, Buffer y, bool quantized) {
+          [](Recording& r, bool logits_rows, Buffer x, int64_t f, const std::string& act, Buffer y, bool quantized) {
             if (act != "silu" && act != "gelu_tanh") throw nb::value_error("gated: act must be 'silu' or 'gelu_tanh'");
-            r.add(false, op::Gated{place_of(x), f, act == "silu" ? Activation::Silu : Activation::GeluTanh, place_of(y), quantized});
+            r.add(logits_rows, op::Gated{place_of(x), f, act == "silu" ? Activation::Silu : Activation::GeluTanh, place_of(y), quantized});
           },
-          "x"_a, "f"_a, "act"_a, "y"_a, "quantized"_a)
+          "logits_rows"_a, "x"_a, "f"_a, "act"_a, "y"_a, "quantized"_a)
       .def(
           "select_rows",
           [](Recording& r, Buffer x, int64_t width, Buffer y) { r.add(true, op::SelectRows{place_of(x), width, place_of(y)}); }, "x"_a,

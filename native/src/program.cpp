@@ -192,9 +192,12 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
                               step, ctx);
           },
           [&](const op::Attention& o) {
+            StepView rows = step;
+            if (op.rows == Rows::Logits)
+              rows.n_tokens = step.n_rows, rows.seq_start = step.logits_seq_start, rows.seq_rows = step.logits_seq_rows;
             kernels_->attention({floats(o.q), cols(o.q), floats(o.y), cols(o.y), o.n_heads, o.n_kv_heads, o.head_dim, o.scale, o.window,
                                  o.softcap, kv_.layer(o.layer), attention_scratch_->data(), attention_scratch_->bytes()},
-                                step, ctx);
+                                rows, ctx);
           },
           [&](const op::Gated& o) {
             const QuantRows q = quant_rows(o.y, o.f, nullptr);

@@ -17,7 +17,8 @@ StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std:
   const auto n_seqs = static_cast<size_t>(limits.n_slots), n_tokens = static_cast<size_t>(limits.max_tokens);
   for (Work& w : works_) {
     for (auto* v : {&w.seq_slot, &w.seq_start, &w.seq_tokens}) v->reserve(n_seqs);
-    w.seq_rows.reserve(n_seqs + 1);
+    for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->reserve(n_seqs + 1);
+    w.logits_seq_start.reserve(n_seqs);
     for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq}) v->reserve(n_tokens);
     w.logits_rows.reserve(static_cast<size_t>(limits.max_rows));
     w.row_is_sample.reserve(static_cast<size_t>(limits.max_rows));
@@ -169,7 +170,8 @@ void StepRunner::serve() {
 }
 
 void StepRunner::gather(Work& w) {
-  w.seq_rows.assign(1, 0);
+  for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->assign(1, 0);
+  w.logits_seq_start.clear();
   for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.logits_rows}) v->clear();
   w.row_is_sample.clear();
   StepOutcome& out = w.outcome;
@@ -191,6 +193,9 @@ void StepRunner::gather(Work& w) {
       w.row_seq.push_back(static_cast<int32_t>(s));
     }
     w.seq_rows.push_back(static_cast<int32_t>(w.row_token.size()));
+    const auto n_logits = static_cast<int32_t>(w.logits_rows.size()) - w.logits_seq_rows.back();
+    w.logits_seq_start.push_back(w.seq_start[s] + w.seq_tokens[s] - n_logits);
+    w.logits_seq_rows.push_back(static_cast<int32_t>(w.logits_rows.size()));
   }
 }
 
@@ -221,6 +226,8 @@ void StepRunner::run(Work& work) {
               work.row_pos.data(),
               work.row_seq.data(),
               work.logits_rows.data(),
+              work.logits_seq_start.data(),
+              work.logits_seq_rows.data(),
               reinterpret_cast<const int32_t*>(page_table_->data()),
               limits_.pages_per_slot};
   team_.run(

@@ -69,7 +69,9 @@ struct StepView {
   const int32_t* row_token;   // [T]
   const int32_t* row_pos;     // [T]
   const int32_t* row_seq;     // [T]
-  const int32_t* logits_rows; // [R]
+  const int32_t* logits_rows; // [R] of each sequence the last ones, so that they stand at consecutive positions
+  const int32_t* logits_seq_start; // [S] as seq_start and seq_rows, of the rows that need logits
+  const int32_t* logits_seq_rows;  // [S + 1]
   const int32_t* page_table;  // [slots, page_table_stride] page ids; entries past a sequence's last page are never read
   int64_t page_table_stride;
 };

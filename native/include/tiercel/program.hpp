@@ -82,7 +82,7 @@ struct RopeKv {
   int32_t d2;
   int32_t layer;
 };
-struct Attention {
+struct Attention { // of all rows, or of those that need logits, whose queries q then holds
   BufferRef q;
   BufferRef y;
   int32_t n_heads, n_kv_heads, head_dim;
@@ -100,7 +100,7 @@ struct Gated {
 };
 struct SelectRows {
   BufferRef x;
-  int64_t width;
+  int64_t width; // of y; x may be wider
   BufferRef y;
 };
 struct Softcap {

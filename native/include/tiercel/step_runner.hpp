@@ -95,7 +95,7 @@ class StepRunner {
     int64_t step_id = 0;
     std::vector<int32_t> seq_slot, seq_start, seq_rows, seq_tokens;
     std::vector<uint8_t> seq_samples, seq_scores;
-    std::vector<int32_t> row_token, row_pos, row_seq, logits_rows;
+    std::vector<int32_t> row_token, row_pos, row_seq, logits_rows, logits_seq_start, logits_seq_rows;
     std::vector<uint8_t> row_is_sample; // of logits rows
     std::vector<int32_t> seq_mask;      // which mask a sequence has; -1: none
     std::vector<uint32_t> masks;        // [n_masks, mask_words(V)]

@@ -213,7 +213,7 @@ class Decoder(Model):
             tables[name] = rec.rope_table(name, table.inv_freq, magnitude=table.magnitude)
         for i in range(c.n_layers):
             x = self.layer(rec, options, i, x, tables)
-        x = self.norm(rec, options, rec.select_rows(x), "model.norm.weight")
+        x = self.norm(rec, options, x, "model.norm.weight")
         logits = rec.linear(x, "model.embed_tokens.weight" if c.is_tied else "lm_head.weight")
         return rec.softcap(logits, c.final_softcap) if c.final_softcap else logits
 
@@ -223,15 +223,23 @@ class Decoder(Model):
         return 1.0
 
     def layer(self, rec: Recorder, options: RecordOptions, i: int, x: Value, tables: Mapping[str, Value]) -> Value:
-        """Write layer i and return the residual stream after it."""
+        """Write layer i and return the residual stream after it, of the rows that it passes on."""
         prefix = f"model.layers.{i}"
+        kept = self.kept_rows(rec, i, x)
         h = self.norm(rec, options, x, f"{prefix}.input_layernorm.weight")
-        x = rec.add(x, self.attention(rec, options, i, h, tables))
+        x = rec.add(kept, self.attention(rec, options, i, h, tables))
         h = self.norm(rec, options, x, f"{prefix}.post_attention_layernorm.weight")
         return rec.add(x, self.mlp(rec, i, h))
 
+    def kept_rows(self, rec: Recorder, i: int, x: Value) -> Value:
+        """Return the rows of x that layer i passes on: all, but of the last layer only those that need logits.
+
+        The other rows' keys and values are all that anybody reads of the last layer.
+        """
+        return rec.select_rows(x) if i + 1 == self.config.n_layers else x
+
     def attention(self, rec: Recorder, options: RecordOptions, i: int, h: Value, tables: Mapping[str, Value]) -> Value:
-        """Write layer i's attention over its normalised input."""
+        """Write layer i's attention over its normalised input, for the rows that the layer passes on."""
         c, prefix = self.config, f"model.layers.{i}.self_attn"
         q, k, v = (
             rec.linear(h, f"{prefix}.{p}_proj.weight", bias=f"{prefix}.{p}_proj.bias" if c.has_qkv_bias else None)
@@ -245,7 +253,7 @@ class Decoder(Model):
             q = rec.rope(q, tables[rope], heads=c.n_heads)
             k = rec.rope(k, tables[rope], heads=c.n_kv_heads)
         y = rec.attention(
-            q,
+            self.kept_rows(rec, i, q),
             k,
             v,
             layer=i,

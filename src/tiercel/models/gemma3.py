@@ -87,11 +87,12 @@ class Gemma3(Decoder):
                 return float(exact)
 
     def layer(self, rec: Recorder, options: RecordOptions, i: int, x: Value, tables: Mapping[str, Value]) -> Value:
-        """Write layer i and return the residual stream after it."""
+        """Write layer i and return the residual stream after it, of the rows that it passes on."""
         prefix = f"model.layers.{i}"
+        kept = self.kept_rows(rec, i, x)
         h = self.norm(rec, options, x, f"{prefix}.input_layernorm.weight")
         a = self.attention(rec, options, i, h, tables)
-        x = rec.add(x, self.norm(rec, options, a, f"{prefix}.post_attention_layernorm.weight"))
+        x = rec.add(kept, self.norm(rec, options, a, f"{prefix}.post_attention_layernorm.weight"))
         h = self.norm(rec, options, x, f"{prefix}.pre_feedforward_layernorm.weight")
         m = self.mlp(rec, i, h)
         return rec.add(x, self.norm(rec, options, m, f"{prefix}.post_feedforward_layernorm.weight"))

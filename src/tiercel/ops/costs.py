@@ -42,10 +42,16 @@ def rows(m: int, width_in: int, width_out: int, flops_per_column: int, fixed_byt
 
 
 def attention(
-    bounds: Bounds, n_heads: int, n_kv_heads: int, head_dim: int, window: int, kv_dtype: str = "float16"
+    n_queries: int,
+    bounds: Bounds,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    window: int,
+    kv_dtype: str = "float16",
 ) -> Cost:
     """Return the cost of attending to `bounds.context_tokens` keys a query, read once for each sequence."""
     context = min(bounds.context_tokens, window) if window else bounds.context_tokens
-    q_and_y = 2 * F32_BYTES * bounds.n_tokens * n_heads * head_dim
-    kv = bounds.n_sequences * context * n_kv_heads * kv_head_bytes(kv_dtype, head_dim)
-    return Cost(4 * bounds.n_tokens * context * n_heads * head_dim, q_and_y + kv)
+    q_and_y = 2 * F32_BYTES * n_queries * n_heads * head_dim
+    kv = min(n_queries, bounds.n_sequences) * context * n_kv_heads * kv_head_bytes(kv_dtype, head_dim)
+    return Cost(4 * n_queries * context * n_heads * head_dim, q_and_y + kv)

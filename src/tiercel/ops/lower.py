@@ -32,11 +32,12 @@ class _Columns(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """How one of q, k, v is made: a linear, then perhaps a norm of each head, then perhaps a rotation."""
+    """How one of q, k, v is made: a linear, then perhaps a norm of each head, a rotation, a choice of rows (q only)."""
 
     source: Value
     norm: OpCall | None
     rope: OpCall | None
+    select: OpCall | None
 
 
 class _Lowering:
@@ -91,19 +92,21 @@ class _Lowering:
             raise self._refuse(op, "the norms of q and k must share one eps")
         self._join([head.source for head in heads], op)
         self._heads[op.output] = heads
-        for call in (call for head in heads for call in (head.norm, head.rope) if call):
+        for call in (call for head in heads for call in (head.norm, head.rope, head.select) if call):
             if self._n_readers[call.output] != 1:
                 raise self._refuse(call, "more than one op reads it")
             self._absorbed.add(call.output)
 
     def _head(self, value: Value) -> _Head:
-        norm, rope = None, None
+        norm, rope, select = None, None, None
         call = self._made_by[value]
+        if call.op == "select_rows":
+            select, call = call, self._only_maker(call)
         if call.op == "rope":
             rope, call = call, self._only_maker(call)
         if call.op == "rms_norm":
             norm, call = call, self._only_maker(call)
-        return _Head(call.output, norm, rope)
+        return _Head(call.output, norm, rope, select)
 
     def _only_maker(self, call: OpCall) -> OpCall:
         return self._made_by[call.inputs[0]]
@@ -171,8 +174,12 @@ class _Lowering:
         layer = op.integer("layer")
         eps = norms[0].real("eps") if norms else 0.0
         self._out.append(low.RopeKv(qkv, h, n_kv, d, _weight(q.norm), _weight(k.norm), eps, cos_sin, layer))
+        rows = qkv
+        if q.select:
+            rows = self._buffer(op.output)
+            self._out.append(low.SelectRows(qkv, rows))
         scale, window, softcap = op.real("scale"), op.integer("window"), op.real("softcap")
-        self._out.append(low.Attention(qkv, self._new(op.output), h, n_kv, d, scale, window, softcap, layer))
+        self._out.append(low.Attention(rows, self._new(op.output), h, n_kv, d, scale, window, softcap, layer))
 
     def _gated(self, op: OpCall) -> None:
         gate = op.inputs[0]

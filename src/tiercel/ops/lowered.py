@@ -11,9 +11,10 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     LinearGroup  x (F32 or Q8), residual?   y        y[:, y_col : y_col + N] = x @ w.T (+ bias) (+ residual), each part
     RopeKv       qkv, cos_sin?              qkv      q, k: norm of each head, then rotation; q stays in place, k and v
                                                      go to the layer's store. qkv = [q: H*D | k: K*D | v: K*D]
-    Attention    q (a qkv buffer), store    y        y = attention of q[:, : H*D] over the layer's store       [T, H*D]
+    Attention    q (a qkv buffer, or        y        y = attention of q[:, : H*D] over the layer's store, of all rows
+                 selected rows), store               or of those that need logits                              [., H*D]
     Gated        x [., 2F]                  y        y = act(x[:, :F]) * x[:, F:]; y is F32 or Q8
-    SelectRows   x [T, E], step rows        y [R,E]  y = the rows that need logits
+    SelectRows   x [T, .], step rows        y [R,E]  y = the first E columns of the rows that need logits
     Softcap      x                          x        x = cap * tanh(x / cap)
     Add          x, y                       x        x = x + y
 
@@ -284,7 +285,7 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
             total += costs.linear(m, part.w.shape[0], 0, part.w.nbytes) + Cost(2 * m * part.w.n_weights, 0)
         return total + Cost(0, m * (_row_bytes(op.x) + (_row_bytes(op.residual) if op.residual else 0)))
     if isinstance(op, Attention):
-        return costs.attention(bounds, op.n_heads, op.n_kv_heads, op.head_dim, op.window, kv_dtype)
+        return costs.attention(m, bounds, op.n_heads, op.n_kv_heads, op.head_dim, op.window, kv_dtype)
     n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
     per_column = {"norm": 4, "gated": 5, "quantize": 3, "rope_kv": 3, "softcap": 4, "add": 1, "embed": 1}
     return Cost(per_column.get(op.kind, 0) * m * writes(op).width, n_bytes)
@@ -324,12 +325,13 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield all(w.shape == (op.head_dim,) for w in norms), "a head norm's weight is no [head_dim]"
         yield op.cos_sin is None or op.cos_sin.width <= op.head_dim, "the table is wider than a head"
     elif isinstance(op, Attention):
-        yield y.width == op.n_heads * op.head_dim <= op.q.width, f"q {op.q.type_text}, y {y.type_text}"
+        fits = y.width == op.n_heads * op.head_dim <= op.q.width and y.rows is op.q.rows
+        yield fits, f"q {op.q.type_text}, y {y.type_text}"
     elif isinstance(op, Gated):
         yield op.x.width == 2 * op.f and y.width == op.f and op.x.rows is y.rows, f"x {op.x.type_text}, f {op.f}"
         yield op.act in ACTIVATIONS, f"act {op.act!r}"
     elif isinstance(op, SelectRows):
-        yield op.x.rows is Dim.TOKENS and y.rows is Dim.ROWS and op.x.width == y.width, f"x {op.x.type_text}"
+        yield op.x.rows is Dim.TOKENS and y.rows is Dim.ROWS and op.x.width >= y.width, f"x {op.x.type_text}"
     elif isinstance(op, Add):
         yield op.x != op.y and _alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
 

@@ -86,7 +86,10 @@ class Recorder:
         window: int = 0,
         softcap: float = 0.0,
     ) -> Value:
-        """Keep k and v in the layer's store, then attend each query to its own sequence."""
+        """Keep k and v in the layer's store, then attend each query to its own sequence.
+
+        q has all rows of the step, or those that need logits.
+        """
         attrs: dict[str, Attr] = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         attrs |= {"scale": float(scale), "window": window, "softcap": float(softcap)}
         y = self._record("attention", (q, k, v), {}, attrs)

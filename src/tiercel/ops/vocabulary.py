@@ -82,7 +82,8 @@ def _attention(call: OpCall) -> Shape:
     fits = kv_heads >= 1 and heads % kv_heads == 0 and q.width == heads * d and k.width == v.width == kv_heads * d
     got = f"q, k, v widths {q.width}, {k.width}, {v.width}, heads {heads}, kv_heads {kv_heads}, head_dim {d}"
     _need(fits, call, got, "widths H*D, K*D, K*D with H a multiple of K")
-    _need(all(x.rows is Dim.TOKENS for x in call.inputs), call, "rows other than T", "rows T")
+    fits = k.rows is v.rows is Dim.TOKENS and q.rows in (Dim.TOKENS, Dim.ROWS)
+    _need(fits, call, f"rows {q.rows}, {k.rows}, {v.rows}", "k and v of rows T, q of rows T or R")
     fits = call.integer("window") >= 0 and call.real("softcap") >= 0.0 and call.real("scale") > 0.0
     _need(fits, call, "a negative window or softcap, or scale <= 0", "window and softcap >= 0, scale > 0")
     return _same(call)
@@ -127,7 +128,7 @@ def _row_cost(flops_per_column: int) -> Callable[[OpCall, Bounds], Cost]:
 
 def _attention_cost(call: OpCall, bounds: Bounds) -> Cost:
     heads, kv_heads, d = call.integer("heads"), call.integer("kv_heads"), call.integer("head_dim")
-    return costs.attention(bounds, heads, kv_heads, d, call.integer("window"))
+    return costs.attention(bounds.of(call.output.rows), bounds, heads, kv_heads, d, call.integer("window"))
 
 
 def _table_cost(call: OpCall, bounds: Bounds) -> Cost:
@@ -144,7 +145,7 @@ _SPECS = (
     OpSpec("rope", "x [T,heads*D], table [T,2*d2] -> like x", _rope, definitions.rope, _row_cost(3)),
     OpSpec(
         "attention",
-        "q [T,H*D], k, v [T,K*D] -> like q; keeps k and v, then attends causally to all that the layer kept",
+        "q [T or R,H*D], k, v [T,K*D] -> like q; keeps k and v, then attends causally to all that the layer kept",
         _attention,
         definitions.attention,
         _attention_cost,

@@ -300,6 +300,7 @@ class _Lowering:
 
     def _attention(self, op: ops.Attention) -> None:
         self._to.attention(
+            op.y.rows is Dim.ROWS,
             self._at(op.q),
             self._at(op.y),
             op.n_heads,
@@ -312,10 +313,11 @@ class _Lowering:
         )
 
     def _gated(self, op: ops.Gated) -> None:
-        self._to.gated(self._at(op.x), op.f, op.act, self._at(op.y), op.y.kind is ops.BufferKind.Q8)
+        is_quantized = op.y.kind is ops.BufferKind.Q8
+        self._to.gated(op.y.rows is Dim.ROWS, self._at(op.x), op.f, op.act, self._at(op.y), is_quantized)
 
     def _select_rows(self, op: ops.SelectRows) -> None:
-        self._to.select_rows(self._at(op.x), op.x.width, self._at(op.y))
+        self._to.select_rows(self._at(op.x), op.y.width, self._at(op.y))
 
     def _softcap(self, op: ops.Softcap) -> None:
         self._to.softcap(op.x.rows is Dim.ROWS, self._at(op.x), op.x.width, op.cap)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tiercel.base.errors import ShapeError
 from tiercel.ops import lowered as low
 from tiercel.ops import reference as ref
-from tiercel.ops.dims import ACTIVATION_GROUP, Bounds
+from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
 from tiercel.ops.lowered import Buffer, BufferKind, Lowered
 from tiercel.ops.place import Placement, packed_row_bytes, place
 from tiercel.ops.program import OpCall, Program, Value, Weight
@@ -35,7 +35,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One step's rows: sequence s has rows starts[s] .. starts[s + 1], the first at position first_positions[s]."""
+    """One step's rows: sequence s has rows starts[s] .. starts[s + 1], the first at position first_positions[s].
+
+    `of_logits` says the same of the rows that need logits, which are the last of each sequence; it is None in itself.
+    """
 
     sequences: tuple[int, ...]
     starts: tuple[int, ...]
@@ -43,6 +46,13 @@ class _Rows:
     token_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     logits_rows: npt.NDArray[np.int64]
+    of_logits: "_Rows | None" = None
+
+    def of(self, dim: Dim) -> "_Rows":
+        if dim is Dim.TOKENS:
+            return self
+        assert self.of_logits is not None
+        return self.of_logits
 
 
 @dataclass(slots=True)
@@ -128,6 +138,7 @@ class ReferenceExecutor:
                 f"runner.reference: a sequence appears twice in {list(sequences)}; one chunk each is needed"
             )
         starts, firsts = [0], []
+        wanted_starts, wanted_firsts = [0], []
         positions: list[int] = []
         wanted: list[int] = []
         for chunk in chunks:
@@ -140,9 +151,14 @@ class ReferenceExecutor:
             positions += range(first, first + n)
             wanted += range(starts[-1] + n - n_logits, starts[-1] + n)
             starts.append(starts[-1] + n)
+            wanted_starts.append(len(wanted))
+            wanted_firsts.append(first + n - n_logits)
         ids = [token for chunk in chunks for token in chunk.token_ids]
-        as_array = (np.array(a, np.int64) for a in (ids, positions, wanted))
-        return _Rows(sequences, tuple(starts), tuple(firsts), *as_array)
+        token_ids, at, logits = (np.array(a, np.int64) for a in (ids, positions, wanted))
+        of_logits = _Rows(
+            sequences, tuple(wanted_starts), tuple(wanted_firsts), token_ids[logits], at[logits], np.arange(len(logits))
+        )
+        return _Rows(sequences, tuple(starts), tuple(firsts), token_ids, at, logits, of_logits)
 
     def weight(self, weight: Weight) -> Floats:
         """Return a weight's values as an op uses them."""
@@ -196,7 +212,7 @@ class ReferenceExecutor:
                 layer, n_kv = op.integer("layer"), op.integer("kv_heads")
                 self.keep(layer, rows, _heads(k, n_kv), _heads(v, n_kv))
                 q = _heads(q, op.integer("heads"))
-                y = self.attend(layer, rows, q, op.real("scale"), op.integer("window"), op.real("softcap"))
+                y = self.attend(layer, rows.of(op.output.rows), q, op.real("scale"), op.integer("window"), op.real("softcap"))
                 return y.reshape(inputs[0].shape)
             case "gated":
                 return ref.gated(np.concatenate(inputs, axis=-1), op.word("act"))
@@ -249,12 +265,12 @@ class _ArenaStep:
                 self._rope_kv(op)
             case low.Attention():
                 q = _heads(self._floats(op.q)[:, : op.n_heads * op.head_dim], op.n_heads)
-                y = store.attend(op.layer, rows, q, op.scale, op.window, op.softcap)
+                y = store.attend(op.layer, rows.of(op.y.rows), q, op.scale, op.window, op.softcap)
                 self._write(op.y, y.reshape(len(q), op.y.width))
             case low.Gated():
                 self._write(op.y, ref.gated(self._floats(op.x), op.act))
             case low.SelectRows():
-                self._write(op.y, ref.select_rows(self._floats(op.x), rows.logits_rows))
+                self._write(op.y, ref.select_rows(self._floats(op.x)[:, : op.y.width], rows.logits_rows))
             case low.Softcap():
                 self._write(op.x, ref.softcap(self._floats(op.x), op.cap))
             case low.Add():
