@@ -69,7 +69,6 @@ std::shared_ptr<KvMemory> make_kv(int32_t n_pages, int32_t page_tokens, const st
   pool.page_tokens = page_tokens;
   pool.type = kv_type_named(type);
   for (const auto& [n_kv_heads, head_dim] : layers) {
-    if (pool.type == KvType::I8 && head_dim > kMaxInt8HeadDim) throw nb::value_error("make_kv: int8 heads have at most 512 columns");
     const int64_t head = page_tokens / 16 * kv_run_bytes(pool.type, head_dim);
     pool.layer_offset.push_back(pool.page_stride_bytes);
     pool.head_stride_bytes.push_back(head);

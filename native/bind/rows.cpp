@@ -105,7 +105,6 @@ struct Pages {
     require(n_kv_heads >= 1 && head_dim >= 8 && head_dim % 8 == 0, "pages: head_dim must be a multiple of 8, n_kv_heads 1 or more");
     require(page_tokens >= 16 && page_tokens % 16 == 0, "pages: page_tokens must be a multiple of 16");
     const KvType type = kv_type_named(kv_dtype);
-    require(type != KvType::I8 || head_dim <= kMaxInt8HeadDim, "pages: int8 heads have at most 512 columns");
     const int64_t head_bytes = page_tokens / 16 * kv_run_bytes(type, static_cast<int32_t>(head_dim));
     layer = {pool.data(), n_kv_heads * head_bytes, head_bytes, page_tokens, type};
     const int64_t n_pages = rows(pool) / layer.page_stride_bytes;

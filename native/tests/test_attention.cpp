@@ -155,12 +155,16 @@ Sequence as_stored(const Shape& s, Sequence q) {
   for (int32_t t = 0; t < q.length; ++t)
     for (int32_t h = s.H; h < s.H + 2 * s.K; ++h) {
       float* x = q.qkv.data() + t * row_width(s) + h * s.D;
-      float most = 0.0f;
-      for (int32_t d = 0; d < s.D; ++d) most = std::max(most, std::fabs(x[d]));
-      const float scale = static_cast<float>(static_cast<_Float16>(most / 127.0f));
-      for (int32_t d = 0; d < s.D; ++d)
-        x[d] = s.type == KvType::F16 ? static_cast<float>(static_cast<_Float16>(x[d]))
-                                     : scale * std::max(-127.0f, std::min(127.0f, std::rint(x[d] / scale)));
+      const int32_t columns = h < s.H + s.K ? 64 : s.D; // that share a scale
+      for (int32_t begin = 0; begin < s.D; begin += columns) {
+        const int32_t end = std::min(begin + columns, s.D);
+        float most = 0.0f;
+        for (int32_t d = begin; d < end; ++d) most = std::max(most, std::fabs(x[d]));
+        const float scale = static_cast<float>(static_cast<_Float16>(most / 127.0f));
+        for (int32_t d = begin; d < end; ++d)
+          x[d] = s.type == KvType::F16 ? static_cast<float>(static_cast<_Float16>(x[d]))
+                                       : scale * std::max(-127.0f, std::min(127.0f, std::rint(x[d] / scale)));
+      }
     }
   return q;
 }

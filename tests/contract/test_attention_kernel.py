@@ -19,6 +19,8 @@ CASES = [  # H, K, D, page_tokens, pool, window, softcap
     (4, 2, 256, 16, "float16", 300, 50.0),
     (9, 3, 64, 16, "int8", 0, 0.0),
     (4, 1, 24, 32, "int8", 37, 20.0),
+    (4, 1, 256, 16, "int8", 200, 0.0),  # four scales a key
+    (4, 2, 80, 16, "int8", 0, 0.0),
 ]
 
 
@@ -57,7 +59,7 @@ class Sequences:
 
     def expected(self, s, start, n):
         q, k, v = np.split(self.qkv[s], [self.H, self.H + self.K], axis=1)
-        k, v = reference.as_stored(k, self.kv_dtype), reference.as_stored(v, self.kv_dtype)
+        k, v = reference.as_stored(k, v, self.kv_dtype)
         limits = {"scale": self.D**-0.5, "window": self.window, "softcap": self.softcap}
         return reference.attention(q[start : start + n], k, v, start=start, **limits)
 
@@ -87,24 +89,25 @@ def test_a_sequence_decoded_by_tokens_has_the_bits_of_one_prefill(level, case):
 def keys_and_values(pool, n_kv_heads, head_dim, kv_dtype):
     """The pool as k and v [page, kv head, token, D]; pages of one run."""
     if kv_dtype == "int8":
-        runs = pool.reshape(-1, n_kv_heads, 32 * head_dim + 64)
-        scales = runs[..., 32 * head_dim :].copy().view(np.float16).astype(np.float32).reshape(-1, n_kv_heads, 2, 16, 1)
+        runs = pool.reshape(-1, n_kv_heads, 16 * kv_head_bytes(kv_dtype, head_dim))
+        scales = runs[..., 32 * head_dim :].copy().view(np.float16).astype(np.float32).reshape(*runs.shape[:2], -1, 16)
+        key_scales = np.repeat(scales[:, :, :-1].swapaxes(2, 3), 64, axis=3)[..., :head_dim]
         k = runs[..., : 16 * head_dim].reshape(-1, n_kv_heads, head_dim // 2, 16, 2)
         v = runs[..., 16 * head_dim : 32 * head_dim].reshape(-1, n_kv_heads, 8, head_dim, 2)
         k = k.transpose(0, 1, 3, 2, 4).reshape(-1, n_kv_heads, 16, head_dim).view(np.int8)
         v = v.transpose(0, 1, 2, 4, 3).reshape(-1, n_kv_heads, 16, head_dim).view(np.int8)
-        return k * scales[:, :, 0], v * scales[:, :, 1]
+        return k * key_scales, v * scales[:, :, -1, :, None]
     dtype = np.dtype(kv_dtype)
     runs = pool.view(dtype).reshape(-1, n_kv_heads, 2, 16 * head_dim)
     k = runs[:, :, 0].reshape(-1, n_kv_heads, head_dim, 16).swapaxes(2, 3)
     return k, runs[:, :, 1].reshape(-1, n_kv_heads, 16, head_dim)
 
 
-@pytest.mark.parametrize("d2", [12, 5])
+@pytest.mark.parametrize(("D", "d2"), [(24, 12), (24, 5), (80, 40)])
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_rope_kv_norms_rotates_and_stores(level, kv_dtype, d2):
-    H, K, D, n = 4, 2, 24, 21
+def test_rope_kv_norms_rotates_and_stores(level, kv_dtype, D, d2):
+    H, K, n = 4, 2, 21
     rng = np.random.default_rng(6)
     qkv = rng.standard_normal((n, H + 2 * K, D)).astype(np.float32)
     norms = rng.standard_normal((2, D)).astype(np.float32)
@@ -128,7 +131,7 @@ def test_rope_kv_norms_rotates_and_stores(level, kv_dtype, d2):
         tolerance = {"rtol": 2.0**-10, "atol": 1e-6}
     if kv_dtype == "int8":  # a byte may be off by one where x / scale is next to a half
         tolerance = {"rtol": 0.0, "atol": 1.01 / 127 * np.abs(k).max()}
-    k, v = reference.as_stored(k, kv_dtype), reference.as_stored(qkv[:, H + K :], kv_dtype)
+    k, v = reference.as_stored(k, qkv[:, H + K :], kv_dtype)
     stored_k, stored_v = keys_and_values(pool, K, D, kv_dtype)
     for t in range(n):
         page, lane = page_table[0, t // 16], t % 16

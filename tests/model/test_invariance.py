@@ -83,6 +83,27 @@ def test_token_by_token_gives_the_bits_of_one_prefill(tiny):
     assert same_bits(native_logits(tiny.runner, ids, [1] * 70), native_logits(tiny.runner, ids, [70]))
 
 
+def test_rows_that_need_no_logits_change_no_bit_of_those_that_do(tiny):
+    """One step with a sequence that samples, one in mid-prompt, one that scores; then the one in mid-prompt goes on."""
+    lengths = [40, 60, 21]
+    sequences = [tokens(n, 6 + i) for i, n in enumerate(lengths)]
+    alone = [native_logits(tiny.runner, ids, [len(ids)]) for ids in sequences]
+    runner = tiny.make()
+    for slot, ids in enumerate(sequences):
+        runner.admit(slot, ids, len(ids), SamplingParams(temperature=0.0), 0, ())
+        runner.set_pages(slot, 0, list(range(4 * slot, 4 * slot + 4)))
+    samples, scores = np.array([True, False, False]), np.array([False, False, True])
+    start, count = np.array([0, 0, 0], np.int32), np.array([40, 57, 21], np.int32)
+    runner.submit(StepPlan(0, np.arange(3, dtype=np.int32), start, count, samples, scores, n_logprobs=None))
+    runner.collect()
+    assert same_bits(runner.last_logits(22), np.concatenate([alone[0][-1:], alone[2]]))
+    one, last = np.array([1], np.int32), np.array([True])
+    at, left = np.array([57], np.int32), np.array([3], np.int32)
+    runner.submit(StepPlan(1, one, at, left, last, ~last, n_logprobs=None))
+    runner.collect()
+    assert same_bits(runner.last_logits(1), alone[1][-1:])
+
+
 def test_page_ids_do_not_matter(tiny):
     ids = tokens(LONG, 3)
     n_pages = -(-LONG // 16)

@@ -17,7 +17,6 @@ namespace tiercel {
 enum class Format : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
 enum class KvType : uint8_t { F16, F32, I8 };
-constexpr int64_t kMaxInt8HeadDim = 512; // of I8 pages: more products of 16 by 8 bits might not fit a 32-bit sum
 
 enum class Activation : uint8_t { Silu, GeluTanh };
 
@@ -60,28 +59,28 @@ struct WeightRun {
 
 // The tokens of one step. Row t belongs to sequence row_seq[t] and sits at position row_pos[t] of it.
 struct StepView {
-  int32_t n_tokens;           // T
-  int32_t n_seqs;             // S
-  int32_t n_rows;             // R: rows that need logits
-  const int32_t* seq_slot;    // [S]
-  const int32_t* seq_start;   // [S] position of the sequence's first row in this step
-  const int32_t* seq_rows;    // [S + 1] first row of each sequence
-  const int32_t* row_token;   // [T]
-  const int32_t* row_pos;     // [T]
-  const int32_t* row_seq;     // [T]
-  const int32_t* logits_rows; // [R] of each sequence the last ones, so that they stand at consecutive positions
+  int32_t n_tokens;                // T
+  int32_t n_seqs;                  // S
+  int32_t n_rows;                  // R: rows that need logits
+  const int32_t* seq_slot;         // [S]
+  const int32_t* seq_start;        // [S] position of the sequence's first row in this step
+  const int32_t* seq_rows;         // [S + 1] first row of each sequence
+  const int32_t* row_token;        // [T]
+  const int32_t* row_pos;          // [T]
+  const int32_t* row_seq;          // [T]
+  const int32_t* logits_rows;      // [R] of each sequence the last ones, so that they stand at consecutive positions
   const int32_t* logits_seq_start; // [S] as seq_start and seq_rows, of the rows that need logits
   const int32_t* logits_seq_rows;  // [S + 1]
-  const int32_t* page_table;  // [slots, page_table_stride] page ids; entries past a sequence's last page are never read
+  const int32_t* page_table;       // [slots, page_table_stride] page ids; entries past a sequence's last page are never read
   int64_t page_table_stride;
 };
 
 // One layer's share of the page pool. Page p of head h starts at base + p * page_stride_bytes + h * head_stride_bytes.
 // A page holds page_tokens tokens (a multiple of 16) as page_tokens / 16 runs of kv_run_bytes. One run:
 //   F16, F32  K^T [D][16], then V [16][D]
-//   I8        K^T in pairs of columns, int8 [D / 2][16][2]; V in pairs of tokens, int8 [8][D][2]; then f16 [16] scales of the
-//             tokens' keys and f16 [16] of their values: a number is its byte times its token's scale. A token whose key or
-//             value is not finite has NaN for both scales.
+//   I8        K^T in pairs of columns, int8 [D / 2][16][2]; V in pairs of tokens, int8 [8][D][2]; then scales of the tokens'
+//             keys, f16 [ceil(D / 64)][16], one for each 64 columns, and f16 [16] of their values: a number is its byte times its
+//             scale. A token whose key or value is not finite has NaN for all its scales.
 struct KvLayer {
   uint8_t* base;
   int64_t page_stride_bytes;

@@ -21,8 +21,13 @@ constexpr int64_t kExpandRows = 24;
 // Row stride of a tile's scores. The extra run keeps rows that are read together out of each other's cache sets.
 constexpr int64_t kScoreStride = kSplitTokens + kRunTokens;
 
+// Of I8 pages: columns of a key that share a scale, and so how many scales a key has; a value has one.
+constexpr int64_t kKeyBlock = 64;
+constexpr int64_t key_blocks(int64_t head_dim) { return (head_dim + kKeyBlock - 1) / kKeyBlock; }
+
 constexpr int64_t run_bytes(KvType type, int64_t head_dim) {
-  return type == KvType::I8 ? 2 * kRunTokens * (head_dim + 2) : 2 * kRunTokens * head_dim * (type == KvType::F16 ? 2 : 4);
+  return type == KvType::I8 ? 2 * kRunTokens * (head_dim + key_blocks(head_dim) + 1)
+                            : 2 * kRunTokens * head_dim * (type == KvType::F16 ? 2 : 4);
 }
 
 constexpr int64_t pad16(int64_t n) { return (n + 15) / 16 * 16; }

@@ -2,7 +2,8 @@
 // products are exact integers, twice as many an instruction as floats, whose order is free.
 //
 //   query    q' = the scaled row; unit = max|q'| / 32767; q16 = rint(q' / unit)
-//   score    float(q16 . k8) * k_scale * unit, then the softcap
+//   score    s = float(q16 . k8) * k_scale of the first 64 columns, s = fma(float(q16 . k8), k_scale, s) of each 64 after them; then
+//            s * unit, then the softcap
 //   weight   p = 2^(score - max), summed as ever; t = p * v_scale; unit = max t / 32767; p16 = rint(t * (32767 / max t))
 //   output   float(p16 . v8) * unit
 //
@@ -24,7 +25,9 @@ constexpr float kInt16Max = 32767.0f;
 TIERCEL_INLINE const uint16_t* key_scales(const int8_t* run, int64_t head_dim) {
   return reinterpret_cast<const uint16_t*>(run + 32 * head_dim);
 }
-TIERCEL_INLINE const uint16_t* value_scales(const int8_t* run, int64_t head_dim) { return key_scales(run, head_dim) + kRunTokens; }
+TIERCEL_INLINE const uint16_t* value_scales(const int8_t* run, int64_t head_dim) {
+  return key_scales(run, head_dim) + key_blocks(head_dim) * kRunTokens;
+}
 
 // q16 [D] of one scaled query row; returns its unit: NaN, with q16 = 0, for a row that is not finite.
 TIERCEL_INLINE float round_query(const float* q, int64_t head_dim, int16_t* q16) {
@@ -46,19 +49,26 @@ TIERCEL_INLINE float round_query(const float* q, int64_t head_dim, int16_t* q16)
   return is_rounded ? most / kInt16Max : bad;
 }
 
-// scores[r][16 v ...] of NV runs. Prefetches those runs' V.
-template <int MR, int NV>
-TIERCEL_INLINE void score_tile_int8(const int8_t* const* runs, int64_t head_dim, const int16_t* q, const float* units, float* scores) {
+// What the scores of all but the last columns are multiplied by.
+constexpr float kOnes[kMaxTileRows] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+
+// Columns begin .. end, which share their scales: scores[r][16 v ...] of NV runs = (scores[r][16 v ...] + products) * factor[r], or
+// with kIsFirst products * factor[r]. A call of its own, so that no loop around it costs registers. Prefetches those columns' share of
+// V.
+template <int MR, int NV, bool kIsFirst>
+__attribute__((noinline)) void score_columns_int8(const int8_t* const* runs, int64_t head_dim, int64_t begin, int64_t end, const int16_t* q,
+                                                  const float* factor, float* scores) {
   const int8_t* k[NV];
   for (int v = 0; v < NV; ++v) k[v] = runs[v];
   Int16v acc[MR][NV];
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero_int();
-  for (int64_t d0 = 0; d0 < head_dim; d0 += 4) { // 4 d a cache line
+  for (int64_t d0 = begin; d0 < end; d0 += 4) { // 4 d a cache line
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) __builtin_prefetch(k[v] + (head_dim + d0) * 16, 0, 2);
 #pragma GCC unroll 2
-    for (int64_t d = d0; d < d0 + 4; d += 2) {
+    for (int i = 0; i < 4; i += 2) {
+      const int64_t d = d0 + i;
       Pairs b[NV];
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) b[v] = load_pairs(k[v] + d * 16);
@@ -72,9 +82,28 @@ TIERCEL_INLINE void score_tile_int8(const int8_t* const* runs, int64_t head_dim,
   }
 #pragma GCC unroll 4
   for (int v = 0; v < NV; ++v) {
-    const F16v scale = load_f16(key_scales(k[v], head_dim));
+    const F16v scale = load_f16(key_scales(k[v], head_dim) + begin / kKeyBlock * kRunTokens);
 #pragma GCC unroll 6
-    for (int r = 0; r < MR; ++r) store(scores + r * kScoreStride + 16 * v, mul(mul(to_float(acc[r][v]), scale), set1(units[r])));
+    for (int r = 0; r < MR; ++r) {
+      float* score = scores + r * kScoreStride + 16 * v;
+      F16v sum;
+      if constexpr (kIsFirst)
+        sum = mul(to_float(acc[r][v]), scale);
+      else
+        sum = fma(to_float(acc[r][v]), scale, load(score));
+      store(score, mul(sum, set1(factor[r])));
+    }
+  }
+}
+
+// scores[r][16 v ...] of NV runs.
+template <int MR, int NV>
+TIERCEL_INLINE void score_tile_int8(const int8_t* const* runs, int64_t head_dim, const int16_t* q, const float* units, float* scores) {
+  if (head_dim <= kKeyBlock) return score_columns_int8<MR, NV, true>(runs, head_dim, 0, head_dim, q, units, scores);
+  score_columns_int8<MR, NV, true>(runs, head_dim, 0, kKeyBlock, q, kOnes, scores);
+  for (int64_t begin = kKeyBlock; begin < head_dim; begin += kKeyBlock) {
+    const int64_t end = begin + kKeyBlock < head_dim ? begin + kKeyBlock : head_dim;
+    score_columns_int8<MR, NV, false>(runs, head_dim, begin, end, q, end == head_dim ? units : kOnes, scores);
   }
 }
 
@@ -138,7 +167,8 @@ TIERCEL_INLINE void value_tile_int8(const SplitRuns<int8_t>& runs, int begin, in
   for (int i = begin; i < end; ++i) {
     const int8_t* value = runs.at[i] + 16 * head_dim + 2 * col;
     const int8_t* ahead = runs.ahead[i] + 2 * col;
-    if (col == 0) __builtin_prefetch(runs.ahead[i] + 32 * head_dim, 0, 2);
+    if (col == 0)
+      for (int64_t b = 32 * head_dim; b < run_bytes(KvType::I8, head_dim); b += 64) __builtin_prefetch(runs.ahead[i] + b, 0, 2);
     for (int s = 0; s < 16; s += 2, value += 2 * head_dim, ahead += 2 * head_dim) {
 #pragma GCC unroll 2
       for (int v = 0; v < NV; v += 2) __builtin_prefetch(ahead + 32 * v, 0, 2);

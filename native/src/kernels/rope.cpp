@@ -5,8 +5,8 @@
 //   magnitude, to f32. norms     as rows.hpp, over one head's D columns. rotation  x1' = fma(x1, cos, -(x2 * sin)); x2'
 //   = fma(x2, cos, x1 * sin).
 // F16 pages hold round-to-nearest-even halves. I8 pages: scale = max|x| / 127 rounded to half, byte = rint(x / scale) within
-// +-127, of one token's key or value in one head; 0 where the scale is 0. The k columns of qkv are worked on in place; after the call they
-// hold the normed and rotated keys.
+// +-127, of 64 columns of one token's key, or of its whole value, in one head; 0 where the scale is 0. The k columns of qkv are worked
+// on in place; after the call they hold the normed and rotated keys.
 #include "attention_layout.hpp"
 #include "rows.hpp"
 #include "table.hpp"
@@ -58,47 +58,54 @@ void write_f32(float* run, int lane, const float* k, const float* v, int64_t hea
   std::memcpy(run + 16 * head_dim + lane * head_dim, v, static_cast<size_t>(head_dim) * 4);
 }
 
-// The half that times a byte gives x again; NaN if x is not finite or too large.
-uint16_t scale_of(const float* x, int64_t head_dim) {
+constexpr uint16_t kNanHalf = 0x7e00;
+
+// The half that times a byte gives x [n] again; NaN if x is not finite or too large.
+uint16_t scale_of(const float* x, int64_t n) {
   F16v top = zero(), poison = zero();
-  for (int64_t d = 0; d < head_dim; d += 16) {
-    const F16v part = load_n(x + d, lanes_left(d, head_dim));
+  for (int64_t d = 0; d < n; d += 16) {
+    const F16v part = load_n(x + d, lanes_left(d, n));
     top = max(abs(part), top);
     poison = fma(part, zero(), poison);
   }
   uint16_t halves[16];
   store_f16(halves, set1(reduce_max(top) / 127.0f));
   const bool is_finite = reduce_add(poison) == 0.0f && halves[0] < 0x7c00;
-  return is_finite ? halves[0] : 0x7e00;
+  return is_finite ? halves[0] : kNanHalf;
 }
 
-TIERCEL_INLINE void round_to_bytes(const float* x, int n, F16v scale, bool is_zero, int8_t* to) {
-  float rounded[16];
+TIERCEL_INLINE void round_to_bytes(const float* x, int n, uint16_t scale_half, int8_t* to) {
+  const bool is_zero = scale_half == 0 || scale_half == kNanHalf;
+  const uint16_t halves[16] = {scale_half};
+  float scales[16], rounded[16];
+  store(scales, load_f16(halves));
+  const F16v scale = set1(scales[0]);
   store(rounded, is_zero ? zero() : round_even(min(max(div(load_n(x, n), scale), set1(-127.0f)), set1(127.0f))));
   for (int i = 0; i < n; ++i) to[i] = static_cast<int8_t>(rounded[i]);
 }
 
 void write_i8(uint8_t* run, int lane, const float* k, const float* v, int64_t head_dim) {
-  uint16_t* scales = reinterpret_cast<uint16_t*>(run + 32 * head_dim);
-  const float* from[2] = {k, v};
-  uint16_t scale[2] = {scale_of(k, head_dim), scale_of(v, head_dim)};
-  if (scale[0] == 0x7e00 || scale[1] == 0x7e00) scale[0] = scale[1] = 0x7e00;
-  for (int part = 0; part < 2; ++part) {
-    scales[16 * part + lane] = scale[part];
-    const uint16_t halves[16] = {scale[part]};
-    float values[16];
-    store(values, load_f16(halves));
-    const bool is_zero = scale[part] == 0 || scale[part] == 0x7e00;
-    uint8_t* to = part == 0 ? run + 2 * lane : run + 16 * head_dim + lane / 2 * 2 * head_dim + lane % 2;
-    for (int64_t d = 0; d < head_dim; d += 16) {
-      const int n = lanes_left(d, head_dim);
-      int8_t bytes[16];
-      round_to_bytes(from[part] + d, n, set1(values[0]), is_zero, bytes);
-      if (part == 0)
-        for (int i = 0; i < n; i += 2) std::memcpy(to + (d + i) * 16, bytes + i, 2);
-      else
-        for (int i = 0; i < n; ++i) to[2 * (d + i)] = static_cast<uint8_t>(bytes[i]);
-    }
+  uint16_t* scales = reinterpret_cast<uint16_t*>(run + 32 * head_dim) + lane;
+  const int64_t n_blocks = key_blocks(head_dim);
+  uint16_t* value_scale = scales + 16 * n_blocks;
+  *value_scale = scale_of(v, head_dim);
+  bool is_finite = *value_scale != kNanHalf;
+  for (int64_t b = 0; b < n_blocks; ++b) {
+    const int64_t d = b * kKeyBlock, n = head_dim - d < kKeyBlock ? head_dim - d : kKeyBlock;
+    scales[16 * b] = scale_of(k + d, n);
+    is_finite = is_finite && scales[16 * b] != kNanHalf;
+  }
+  if (!is_finite)
+    for (int64_t b = 0; b <= n_blocks; ++b) scales[16 * b] = kNanHalf;
+  uint8_t* to_k = run + 2 * lane;
+  uint8_t* to_v = run + 16 * head_dim + lane / 2 * 2 * head_dim + lane % 2;
+  for (int64_t d = 0; d < head_dim; d += 16) {
+    const int n = lanes_left(d, head_dim);
+    int8_t bytes[16];
+    round_to_bytes(k + d, n, scales[16 * (d / kKeyBlock)], bytes);
+    for (int i = 0; i < n; i += 2) std::memcpy(to_k + (d + i) * 16, bytes + i, 2);
+    round_to_bytes(v + d, n, *value_scale, bytes);
+    for (int i = 0; i < n; ++i) to_v[2 * (d + i)] = static_cast<uint8_t>(bytes[i]);
   }
 }
 

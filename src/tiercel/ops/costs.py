@@ -7,7 +7,7 @@ small ones.
 
 from typing import NamedTuple
 
-from tiercel.ops.dims import Bounds
+from tiercel.ops.dims import KEY_SCALE_COLUMNS, Bounds
 
 F32_BYTES = 4
 
@@ -15,9 +15,10 @@ F32_BYTES = 4
 def kv_head_bytes(kv_dtype: str, head_dim: int) -> int:
     """Return the bytes that one token's key and value take in one head: "float32", "float16" or "int8".
 
-    int8 keeps a byte a number and a float16 scale for the key and for the value.
+    int8 keeps a byte a number, a float16 scale for each 64 columns of the key and one for the value.
     """
-    return {"float32": 8 * head_dim, "float16": 4 * head_dim, "int8": 2 * head_dim + 4}[kv_dtype]
+    n_scales = -(-head_dim // KEY_SCALE_COLUMNS) + 1
+    return {"float32": 8 * head_dim, "float16": 4 * head_dim, "int8": 2 * head_dim + 2 * n_scales}[kv_dtype]
 
 
 class Cost(NamedTuple):

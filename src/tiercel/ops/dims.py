@@ -11,6 +11,9 @@ from tiercel.base.errors import ShapeError
 ACTIVATION_GROUP = 32
 """Columns that share one scale when activations are rounded to int8; the group of the formats they meet."""
 
+KEY_SCALE_COLUMNS = 64
+"""Columns of a key that share one scale in an int8 pool; a value has one scale."""
+
 ACTIVATIONS: tuple[str, ...] = ("silu", "gelu_tanh")
 """The names `gated` accepts."""
 

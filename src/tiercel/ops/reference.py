@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiercel.base.errors import ShapeError
-from tiercel.ops.dims import ACTIVATION_GROUP, ACTIVATIONS
+from tiercel.ops.dims import ACTIVATION_GROUP, ACTIVATIONS, KEY_SCALE_COLUMNS
 
 Floats = npt.NDArray[np.float32]
 Int8s = npt.NDArray[np.int8]
@@ -234,31 +234,42 @@ def rope(x: Floats, cos_sin: Floats) -> Floats:
     return y
 
 
-def quantize_kv(x: Floats) -> tuple[Int8s, Floats]:
-    """Round keys or values to int8 with one scale a token and head: x is about q * scale.
+def quantize_kv(x: Floats, columns: int) -> tuple[Int8s, Floats]:
+    """Round keys or values to int8 with one scale for each `columns` columns (the last may be fewer): about q * scale.
 
     scale = float16(max|x| / 127); q = x / scale rounded half to even, within +-127. A scale that rounds to 0 has q = 0;
-    a row that holds NaN or infinity, or is too large for a float16 scale, has scale NaN and q = 0. (The pool gives a
-    token NaN for both scales if either is NaN: whoever sees the token gets NaN, and nothing is hidden.)
+    columns that hold NaN or infinity, or are too large for a float16 scale, have scale NaN and q = 0. (The pool gives a
+    token NaN for all scales if one is NaN: whoever sees the token gets NaN, and nothing is hidden.)
 
     Shapes:
-        x        [.., D]     float32
-        returns  q [.., D]   int8
-                 scale [..]  float32; each a float16
+        x        [.., D]                         float32
+        returns  q [.., D]                       int8
+                 scale [.., ceil(D / columns)]   float32; each a float16
     """
+    q = np.empty(x.shape, np.int8)
+    scales: list[Floats] = []
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        scale = (np.abs(x).max(axis=-1) / np.float32(127.0)).astype(np.float16).astype(np.float32)
-        scale = np.where(np.isfinite(scale), scale, np.float32(np.nan))
-        q = np.where(scale[..., None] > 0.0, np.clip(np.rint(x / scale[..., None]), -127, 127), 0.0)
-    return q.astype(np.int8), scale
+        for begin in range(0, x.shape[-1], columns):
+            part = x[..., begin : begin + columns]
+            scale = (np.abs(part).max(axis=-1, keepdims=True) / np.float32(127.0)).astype(np.float16).astype(np.float32)
+            scale = np.where(np.isfinite(scale), scale, np.float32(np.nan))
+            rounded = np.where(scale > 0.0, np.clip(np.rint(part / scale), -127, 127), 0.0)
+            q[..., begin : begin + columns] = rounded.astype(np.int8)
+            scales.append(scale)
+    return q, np.concatenate(scales, axis=-1)
 
 
-def as_stored(x: Floats, kv_dtype: str) -> Floats:
-    """Return keys or values [.., D] as a pool of `kv_dtype` ("float32" | "float16" | "int8") gives them back."""
+def as_stored(k: Floats, v: Floats, kv_dtype: str) -> tuple[Floats, Floats]:
+    """Return keys and values [.., D] as a pool of `kv_dtype` ("float32" | "float16" | "int8") gives them back."""
     if kv_dtype == "int8":
-        q, scale = quantize_kv(x)
-        return np.asarray(q.astype(np.float32) * scale[..., None], np.float32)
-    return x.astype({"float32": np.float32, "float16": np.float16}[kv_dtype]).astype(np.float32)
+        return _through_int8(k, KEY_SCALE_COLUMNS), _through_int8(v, v.shape[-1])
+    stored = {"float32": np.float32, "float16": np.float16}[kv_dtype]
+    return k.astype(stored).astype(np.float32), v.astype(stored).astype(np.float32)
+
+
+def _through_int8(x: Floats, columns: int) -> Floats:
+    q, scale = quantize_kv(x, columns)
+    return np.asarray(q.astype(np.float32) * np.repeat(scale, columns, axis=-1)[..., : x.shape[-1]], np.float32)
 
 
 def attention(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _HEAD_COLUMNS = 8
-_HEAD_COLUMNS_INT8_MAX = 512
 
 
 class NativeSettings(msgspec.Struct, frozen=True):
@@ -70,7 +69,7 @@ class NativeRunner:
         """Pack what is not packed and hand the program to the core. `placement` must be of this program; one that is of
         other bounds is not used.
         """
-        _check_heads(program, settings.kv_dtype)
+        _check_heads(program)
         self.program = program
         self.capacity = capacity
         self.level = settings.level or chosen_level()
@@ -203,18 +202,12 @@ class NativeRunner:
         self.kv = None
 
 
-def _check_heads(program: ops.Lowered, kv_dtype: str) -> None:
-    """Refuse heads that attention would read wrongly: it loads columns by eights, and sums int8 products in 32 bits."""
+def _check_heads(program: ops.Lowered) -> None:
+    """Refuse heads that attention would read wrongly: it loads columns by eights."""
     wrong = sorted({layer.head_dim for layer in program.kv_layers if layer.head_dim % _HEAD_COLUMNS})
     if wrong:
         raise UnsupportedModel(
             f"runner.native: heads of {wrong[0]} columns; a multiple of {_HEAD_COLUMNS} is needed; choose another model"
-        )
-    widest = max((layer.head_dim for layer in program.kv_layers), default=0)
-    if kv_dtype == "int8" and widest > _HEAD_COLUMNS_INT8_MAX:
-        raise ConfigError(
-            f"kv_cache_dtype: int8 holds heads of at most {_HEAD_COLUMNS_INT8_MAX} columns; got {widest}; "
-            "choose float16"
         )
 
 

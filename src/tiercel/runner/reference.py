@@ -167,7 +167,7 @@ class ReferenceExecutor:
 
     def keep(self, layer: int, rows: _Rows, k: Floats, v: Floats) -> None:
         """Append a step's keys and values [T, K, D] to a layer's store."""
-        k, v = ref.as_stored(k, self._kv_dtype), ref.as_stored(v, self._kv_dtype)
+        k, v = ref.as_stored(k, v, self._kv_dtype)
         for i, sequence in enumerate(rows.sequences):
             kept = self._sequences[sequence]
             own = slice(rows.starts[i], rows.starts[i + 1])
@@ -212,7 +212,9 @@ class ReferenceExecutor:
                 layer, n_kv = op.integer("layer"), op.integer("kv_heads")
                 self.keep(layer, rows, _heads(k, n_kv), _heads(v, n_kv))
                 q = _heads(q, op.integer("heads"))
-                y = self.attend(layer, rows.of(op.output.rows), q, op.real("scale"), op.integer("window"), op.real("softcap"))
+                y = self.attend(
+                    layer, rows.of(op.output.rows), q, op.real("scale"), op.integer("window"), op.real("softcap")
+                )
                 return y.reshape(inputs[0].shape)
             case "gated":
                 return ref.gated(np.concatenate(inputs, axis=-1), op.word("act"))

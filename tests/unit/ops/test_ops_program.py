@@ -55,6 +55,31 @@ def test_rows_follow_select_rows():
     assert rec.select_rows(x).rows is Dim.ROWS
 
 
+def attend(rec, q, k, v):
+    return rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
+
+
+def test_attention_of_selected_queries_keeps_the_keys_of_all_rows():
+    rec = recorder()
+    x = rec.embed("table")
+    q, k, v = rec.linear(x, "square"), rec.linear(x, "narrow"), rec.linear(x, "narrow")
+    y = attend(rec, rec.select_rows(q), k, v)
+    program = rec.finish(rec.linear(y, "head"))
+    assert y.rows is Dim.ROWS
+    bounds = Bounds(8, 2, 1, context_tokens=100)
+    assert cost(program.ops[-2], bounds).flops == 4 * 100 * 64
+    lines = [line.split(" : ")[-1] for line in lower(program).text().splitlines()]
+    assert lines[-6:-1] == ["f32[T,128]", "f32[R,64]", "f32[R,64]", "q8[R,64]", "f32[R,16]"]
+
+
+def test_keys_of_selected_rows_are_refused():
+    rec = recorder()
+    x = rec.embed("table")
+    q, k, v = rec.linear(x, "square"), rec.linear(x, "narrow"), rec.linear(x, "narrow")
+    with pytest.raises(ShapeError, match=r"k and v of rows T, q of rows T or R"):
+        attend(rec, q, rec.select_rows(k), v)
+
+
 @pytest.mark.parametrize(
     ("compute_dtype", "weight", "act"),
     [("auto", "square", "q8"), ("float32", "square", "f32"), ("auto", "plain", "f32")],
