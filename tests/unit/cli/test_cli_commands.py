@@ -261,7 +261,7 @@ def test_serve_takes_every_setting_of_the_server_as_a_flag(served, tmp_path):
         --ssl-certfile c.pem --ssl-keyfile k.pem --ssl-ca-certs ca.pem --ssl-cert-reqs 2 --ssl-ciphers HIGH
         --enable-ssl-refresh --allowed-origins ["https://x.example"] --allowed-methods ["GET","POST"]
         --allowed-headers ["*"] --allow-credentials --response-role bot --enable-force-include-usage
-        --enable-per-request-metrics --return-tokens-as-token-ids --fingerprint-mode custom --fingerprint f7
+        --enable-per-request-metrics --return-tokens-as-token-ids --fingerprint-mode custom --fingerprint-value f7
         --exclude-tools-when-tool-choice-none --uvicorn-log-level trace --log-format json --log-config-file l.json
         --enable-log-requests --enable-log-outputs --enable-log-deltas --max-log-len 1k --disable-uvicorn-access-log
         --disable-access-log-for-endpoints /health,/load --n-connections-max 8
