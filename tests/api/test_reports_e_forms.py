@@ -142,10 +142,9 @@ PROPERTIES = {"type": "object", "properties": {"a": {"type": "boolean"}}, "requi
 def test_l7789_other_properties_are_allowed_as_the_standard_says(more, text, is_ok):
     model = Scripted(text)
     ask = {"response_format": form(PROPERTIES | more)}
-    if is_ok:
-        assert model.whole(**ask)["choices"][0]["message"]["content"] == text
-    else:
-        assert "the form cannot be followed" in model.refused(500, **ask)["message"]
+    said = model.whole(**ask)["choices"][0]["message"]["content"]
+    # A text that breaks the form cannot be said: where its next token is masked, another one comes.
+    assert (said == text) == is_ok
 
 
 @pytest.mark.parametrize("regex", ["([abc]*)*", "((a*)*)*b", "(a|a)*c", "([abc]*)*d{3}", "(a?){50}a{50}"])
