@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tiercel.sampling.grammar_limits import GrammarLimits
+from tiercel.sampling.schema_numbers import lost_number
 
 _REPEAT: Final = re.compile(r"\{(\d*),?(\d*)\}")
 # Keywords whose value is a schema, a list of them, or a mapping to them.
@@ -95,6 +96,9 @@ def _check_node(pointer: str, node: Mapping[str, Any], limits: GrammarLimits) ->
     enum = node.get("enum")
     if isinstance(enum, list) and len(enum) > limits.n_choices_max:
         raise SchemaRefused(f"{where}: enum of {len(enum)} values; at most {limits.n_choices_max} are taken")
+    lost = lost_number(node)
+    if lost is not None:
+        raise SchemaRefused(f"{where}: {lost}")
     patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
     if isinstance(node.get("patternProperties"), Mapping):
         patterns += node["patternProperties"]
