@@ -72,11 +72,21 @@ def _compile(job: CompileJob, tokenizer: Any, n_states_max: int) -> CompileAnswe
     except (ValueError, RecursionError) as error:
         return CompileAnswer(error=str(error) or "it is nested too deeply")
     matcher = LLMatcher(tokenizer, grammar, log_level=LIBRARY_QUIET, limits=parser_limits(n_states_max))
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    _begin(matcher)
     if matcher.is_error():
         return CompileAnswer(error=matcher.get_error())
     return CompileAnswer(grammar=grammar, n_bytes=max(_resident_bytes() - before, 0))
+
+
+def _begin(matcher: Any) -> None:
+    """Go a token into the form: what is too large to be followed often shows only there."""
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    first = next((8 * k + (byte & -byte).bit_length() - 1 for k, byte in enumerate(mask) if byte), None)
+    if first is None or matcher.is_error():
+        return
+    matcher.consume_token(first)
+    if not matcher.is_error() and not matcher.is_stopped():
+        matcher.compute_bitmask()
 
 
 def main() -> None:

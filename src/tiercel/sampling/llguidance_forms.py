@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from tiercel.text.lark import BLANKS, JSON_OPTIONS
+from tiercel.text.lark import BLANKS, JSON_OPTIONS, quoted
 
 LIBRARY_QUIET: Final = 0  # its warnings go to the standard error otherwise
 
@@ -46,6 +46,7 @@ class _Vocabulary:
     ) -> None:
         self.tokens = tokens
         self.special_token_ids = list(special_ids)
+        self._special_ids = frozenset(special_ids) | frozenset(eos_ids)
         self.eos_token_id = eos_ids[0]
         self.library: Any = None
         self._encode = encode
@@ -54,7 +55,9 @@ class _Vocabulary:
         """Cut a text. The library passes over what a cut leaves out, so one that is not exact is not used."""
         if self._encode is not None:
             ids = self._encode(text.decode("utf-8", "replace"))
-            if b"".join(self.tokens[i] for i in ids if i < len(self.tokens)) == text:
+            # Text that spells a special token is that text, not the token, which may even end the answer.
+            is_exact = b"".join(self.tokens[i] for i in ids if i < len(self.tokens)) == text
+            if is_exact and self._special_ids.isdisjoint(ids):
                 return ids
         return [] if self.library is None else list(self.library.greedy_tokenize(text.decode("utf-8", "replace")))
 
@@ -87,8 +90,7 @@ def to_grammar(form: str, text: str, options: Mapping[str, Any]) -> str:
     if form == "regex":
         return LLMatcher.grammar_from_regex(text)
     if form == "choice":
-        texts = [json.dumps(one, ensure_ascii=False) for one in json.loads(text)]
-        return LLMatcher.grammar_from_lark("start: " + "\n | ".join(texts))
+        return LLMatcher.grammar_from_lark("start: " + "\n | ".join(map(quoted, json.loads(text))))
     if form == "lark":
         return LLMatcher.grammar_from_lark(text)
     assert form == "grammar", f"grammar: no form {form}"

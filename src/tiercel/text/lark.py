@@ -36,9 +36,9 @@ class Lark:
         """Give an expression for exactly this text."""
         pieces, at = [], 0
         for found in self._pattern.finditer(text):
-            pieces += [_quoted(text[at : found.start()]), f"<[{self._special[found.group()]}]>"]
+            pieces += [quoted(text[at : found.start()]), f"<[{self._special[found.group()]}]>"]
             at = found.end()
-        pieces.append(_quoted(text[at:]))
+        pieces.append(quoted(text[at:]))
         return " ".join(piece for piece in pieces if piece) or '""'
 
     def json(self, schema: Any) -> str:
@@ -91,8 +91,9 @@ class Lark:
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
+def quoted(text: str) -> str:
+    """Write text as a literal. DEL is escaped: of all that JSON's texts hold, Lark's cannot."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
 
 
 def _slashed(pattern: str) -> str:
