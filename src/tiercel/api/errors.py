@@ -57,6 +57,7 @@ STATUSES: Final[Mapping[type[errors.TiercelError], int]] = {
     errors.UnknownResponse: 404,
     errors.QueueFull: 429,
     errors.RequestFailed: 500,
+    errors.NoTokenAllowed: 400,  # seen only when the text came there, and yet of the request alone
     errors.OutOfPages: 500,
     errors.EngineDead: 500,
 }

@@ -65,6 +65,10 @@ class RequestFailed(TiercelError, RuntimeError):
     """A request that was accepted could not be finished; the message says why. Others are not harmed."""
 
 
+class NoTokenAllowed(RequestFailed):
+    """A request's own constraints contradict each other: at some place of its text no token may come."""
+
+
 class OutOfPages(TiercelError, MemoryError):
     """The page pool cannot hold what is asked of it."""
 

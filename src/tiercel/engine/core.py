@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
-from tiercel.base.errors import ConfigError, EngineDead, QueueFull, RequestFailed, TiercelError
+from tiercel.base.errors import ConfigError, EngineDead, NoTokenAllowed, QueueFull, RequestFailed, TiercelError
 from tiercel.engine.config import EngineConfig
 from tiercel.engine.request import NewSequence, Sequence, SequenceUpdate, State, TokenLogprobs
 from tiercel.engine.scheduler import PlannedStep, Scheduler
@@ -481,17 +481,18 @@ class EngineCore:
             return
         where = f"engine: after token {len(sequence.token_ids)} of {sequence.sequence_id}"
         is_spoilt = code != _NOTHING_ALLOWED
+        error: RequestFailed
         if is_spoilt:
-            text = (
+            error = RequestFailed(
                 f"{where}: the logits hold a NaN; finite numbers are needed; the model overflows on this input, "
                 "or its weights are damaged: try another input or dtype, or fetch the model again"
             )
         else:
-            text = (
+            error = NoTokenAllowed(
                 f"{where}: the request's constraints leave no token; at least one is needed; loosen allowed_token_ids, "
                 "bad_words, stop_token_ids or the form of the output"
             )
-        self._end_sequence(sequence, self._update(sequence, []), error=RequestFailed(text), is_spoilt=is_spoilt)
+        self._end_sequence(sequence, self._update(sequence, []), error=error, is_spoilt=is_spoilt)
 
     def _update(self, sequence: Sequence, token_ids: list[int]) -> SequenceUpdate:
         return SequenceUpdate(sequence.sequence_id, token_ids, self.clock())
