@@ -110,6 +110,15 @@ class Gate:
                 f"{settings.header_bytes_max} bytes are read; send fewer",
                 {"connection": "close"},
             )
+        names = {name for name, _ in headers}
+        if b"content-length" in names and b"transfer-encoding" in names:
+            # RFC 9112, 6.1: a proxy may have read the other length, so what follows may be another client's.
+            return _refused(
+                scope,
+                400,
+                "headers: got content-length and transfer-encoding; one of them is needed; leave one out",
+                {"connection": "close"},
+            )
         n_connections = self.service.n_connections
         if n_connections > settings.n_connections_max and path not in OPEN_PATHS:
             return _refused(
