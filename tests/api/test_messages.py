@@ -457,6 +457,7 @@ def user(*blocks):
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 3}}, "thinking.budget_tokens: got 3"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 99}, "thinking.budget_tokens"),
+        ({"context_management": {"edits": 5}}, "context_management"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"metadata": {"team": "x"}}, "metadata"),
         ({"mcp_servers": []}, "mcp_servers: an unknown field"),

@@ -56,9 +56,8 @@ def as_chat(ask: CountRequest) -> ChatRequest:
 def _check(ask: CountRequest) -> None:
     if not ask.messages:
         raise _refused("messages", "it is empty; at least one message is needed")
-    if ask.context_management is not None and any(
-        edit != _KEEPS_ALL for edit in ask.context_management.get("edits") or ()
-    ):
+    edits = (ask.context_management or {}).get("edits") or []
+    if not isinstance(edits, list) or any(edit != _KEEPS_ALL for edit in edits):
         raise _refused("context_management", "nothing is taken out of a context here; leave it out")
     if isinstance(ask, MessagesRequest):
         if ask.max_tokens < 1:
