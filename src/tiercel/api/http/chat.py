@@ -17,7 +17,7 @@ from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Envelope, Tally, envelope, has_usage, request_id_of, request_metrics, writes_ids
 from tiercel.api.http.params import chat_params, check_stream
 from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan, thinking_marks
-from tiercel.api.http.prompts import cut, encode, render_chat, with_one_bos
+from tiercel.api.http.prompts import check_prompt_logprobs, cut, encode, render_chat, with_one_bos
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, until_gone
@@ -104,6 +104,7 @@ def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[
     if ask.add_special_tokens:
         token_ids = with_one_bos(service, token_ids)
     token_ids = cut(ask, token_ids, params.max_tokens, max_model_len)
+    check_prompt_logprobs(service, params, len(token_ids))
     one = Submission(
         text=text,
         token_ids=token_ids,

@@ -14,7 +14,7 @@ from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Envelope, Tally, envelope, has_usage, request_id_of, request_metrics, writes_ids
 from tiercel.api.http.chat import priority_of
 from tiercel.api.http.params import check_stream, completion_params
-from tiercel.api.http.prompts import cut, encode
+from tiercel.api.http.prompts import check_prompt_logprobs, cut, encode
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, until_gone
@@ -116,6 +116,7 @@ def prepare_completion(
         submissions.append(
             Submission(text=text, token_ids=kept, params=params, priority=priority, cache_salt=ask.cache_salt)
         )
+    check_prompt_logprobs(service, params, sum(len(one.token_ids) for one in submissions))
     return submissions, submissions
 
 

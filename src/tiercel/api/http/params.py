@@ -125,6 +125,18 @@ def completion_params(
     )
 
 
+def _check_counts(ask: Generation, settings: ServerSettings) -> None:
+    """Refuse more than this server takes; what the sampler takes, `SamplingParams` checks."""
+    for name, most in (
+        ("stop", settings.n_stop_max),
+        ("bad_words", settings.n_bad_words_max),
+        ("logit_bias", settings.n_logit_bias_max),
+    ):
+        got = getattr(ask, name)
+        if got is not None and not isinstance(got, str) and len(got) > most:
+            raise RequestError(f"{name}: got {len(got)}; at most {most} are taken; send fewer", param=name)
+
+
 def _check_room(name: str, max_tokens: int, max_model_len: int) -> None:
     if max_tokens > max_model_len:
         raise PromptTooLong(
@@ -164,6 +176,7 @@ def _params(
     n = 1 if ask.n is None else ask.n
     if not 1 <= n <= settings.n_outputs_max:
         raise RequestError(f"n: got {n}; 1 to {settings.n_outputs_max} is needed", param="n")
+    _check_counts(ask, settings)
     temperature = given.get("temperature")
     if temperature is not None and GREEDY_BELOW <= temperature < TEMPERATURE_MIN:
         given["temperature"] = TEMPERATURE_MIN  # as SamplingParams does, which warns: of no use in a server's log

@@ -12,9 +12,9 @@ from tiercel.text.tool_prompt import spelled_out
 if TYPE_CHECKING:
     from tiercel.api.http.schema import ChatRequest, TokenizeRequest
     from tiercel.api.http.service import Service
+    from tiercel.api.http.settings import ServerSettings
+    from tiercel.protocol.params import SamplingParams
 
-N_MESSAGES_MAX: Final = 10_000
-N_PARTS_MAX: Final = 1_000
 OWN_TEMPLATE_CHARS_MAX: Final = 64 << 10  # the longest of known models has some 20 Ki; it is compiled in tens of ms
 
 
@@ -28,7 +28,7 @@ def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messag
         tools = None
     own = _own_template(service, ask)
     template = service.template(has_tools=bool(tools)) if own is None else service.own_template(own)
-    _check_messages(messages)
+    _check_messages(messages, service.settings)
     knows_developer = service.template_knows_developer if own is None else "developer" in own
     takes_tools = service.template_takes_tools if own is None else "tools" in own
     messages = normalised(messages, knows_developer=knows_developer)
@@ -104,7 +104,9 @@ def encode(service: "Service", text: str, *, add_special_tokens: bool, is_cut_la
     tokenizer = service.tokenizer
     context = service.engine.max_model_len
     n_chars_max = context * tokenizer.max_chars_per_token
-    if len(text) > n_chars_max and not is_cut_later:
+    if is_cut_later:
+        return encode_any(service, text, add_special_tokens=add_special_tokens)
+    if len(text) > n_chars_max:
         raise PromptTooLong(
             f"prompt: {len(text)} characters; no more than {n_chars_max} can fit a context of {context} tokens; "
             "shorten it",
@@ -117,6 +119,35 @@ def with_one_bos(service: "Service", token_ids: list[int]) -> list[int]:
     """Leave out the BOS that encoding put before one that a chat's template wrote."""
     bos = service.tokenizer.bos_id
     return token_ids[1:] if bos is not None and token_ids[:2] == [bos, bos] else token_ids
+
+
+def encode_any(service: "Service", text: str, *, add_special_tokens: bool) -> list[int]:
+    """Cut a text into tokens, whether or not it fits the model's context.
+
+    Raises: RequestError: it is too long even to be counted, or the model has no tokenizer.
+    """
+    n_chars_max = service.settings.tokenize_chars_max
+    if len(text) > n_chars_max:
+        raise RequestError(f"prompt: {len(text)} characters; at most {n_chars_max} are cut at once", param="prompt")
+    return service.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def check_prompt_logprobs(service: "Service", params: "SamplingParams", n_tokens: int) -> None:
+    """Refuse more log-probabilities of prompts, `n_tokens` long together, than memory should hold.
+
+    Raises: RequestError
+    """
+    n = params.prompt_logprobs
+    if n is None:
+        return
+    n_entries = n_tokens * (1 + (service.engine.vocab_size if n == -1 else n))
+    most = service.settings.n_prompt_logprobs_max
+    if n_entries > most:
+        raise RequestError(
+            f"prompt_logprobs: got {n} for {n_tokens} tokens, which makes {n_entries}; at most {most} are given; lower "
+            "it, or send a shorter prompt",
+            param="prompt_logprobs",
+        )
 
 
 def cut(ask: Generation, token_ids: list[int], max_tokens: int | None, max_model_len: int) -> list[int]:
@@ -140,13 +171,10 @@ def cut(ask: Generation, token_ids: list[int], max_tokens: int | None, max_model
     return token_ids[:n] if ask.truncation_side == "right" else token_ids[len(token_ids) - n :]
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+def _check_messages(messages: Sequence[Mapping[str, Any]], settings: "ServerSettings") -> None:
     if not messages:
         raise RequestError("messages: it is empty; at least one message is needed", param="messages")
-    if len(messages) > N_MESSAGES_MAX:
-        raise RequestError(
-            f"messages: got {len(messages)}; at most {N_MESSAGES_MAX} are read; send fewer", param="messages"
-        )
+    check_n_messages(len(messages), settings)
     for i, message in enumerate(messages):
         role = message.get("role")
         if not isinstance(role, str) or not role:
@@ -155,14 +183,33 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise _refused(i, "content", "it is missing; text is needed")
         content = message.get("content")
         if isinstance(content, list):
+            check_n_parts(i, len(content), settings)
             _check_parts(i, content)
         elif content is not None and not isinstance(content, str):
             raise _refused(i, "content", f"got {type(content).__name__}; text or a list of parts is needed")
 
 
+def check_n_messages(n: int, settings: "ServerSettings") -> None:
+    """Refuse a chat of too many messages.
+
+    Raises: RequestError
+    """
+    if n > settings.n_messages_max:
+        raise RequestError(
+            f"messages: got {n}; at most {settings.n_messages_max} are read; send fewer", param="messages"
+        )
+
+
+def check_n_parts(i: int, n: int, settings: "ServerSettings") -> None:
+    """Refuse message `i` for its many parts.
+
+    Raises: RequestError
+    """
+    if n > settings.n_parts_max:
+        raise _refused(i, "content", f"got {n} parts; at most {settings.n_parts_max} are read")
+
+
 def _check_parts(i: int, parts: list[Any]) -> None:
-    if len(parts) > N_PARTS_MAX:
-        raise _refused(i, "content", f"got {len(parts)} parts; at most {N_PARTS_MAX} are read")
     for k, part in enumerate(parts):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-DEPTH_MAX: Final = 64
 # 32 KiB: decoding and checking take under 0.3 ms, less than handing them to a thread and back under load.
 _INLINE_BYTES_MAX: Final = 32 << 10
 _WHERE: Final = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
@@ -40,17 +39,18 @@ async def read(request: Request, service: "Service", kind: type[S]) -> S:
     """
     _check_content_type(request)
     body = await _read_body(request, service.settings.body_bytes_max, service.settings.read_stall_s)
+    depth_max = service.settings.json_depth_max
     if len(body) <= _INLINE_BYTES_MAX:
-        return parse(body, kind)
-    return await service.in_thread(parse, body, kind)
+        return parse(body, kind, depth_max=depth_max)
+    return await service.in_thread(parse, body, kind, depth_max=depth_max)
 
 
-def parse(body: bytes, kind: type[S]) -> S:
+def parse(body: bytes, kind: type[S], *, depth_max: int = 64) -> S:
     """Decode and check a body.
 
     Raises: RequestError: it is not a `kind`; `param` names the field.
     """
-    fields = _decode(body)
+    fields = _decode(body, depth_max)
     known = kind.__struct_fields__
     for name, value in fields.items():
         if name not in known:
@@ -74,7 +74,7 @@ async def _read_body(request: Request, bytes_max: int, stall_s: float) -> bytes:
         413, f"body: more than {bytes_max} bytes; at most that many are read; send less", {"connection": "close"}
     )
     stated = request.headers.get("content-length", "")
-    if stated.isdigit() and int(stated[:20]) > bytes_max:
+    if stated.isdecimal() and int(stated[:20]) > bytes_max:
         raise too_large
     pieces: list[bytes] = []
     n_bytes = 0
@@ -99,22 +99,22 @@ async def _read_body(request: Request, bytes_max: int, stall_s: float) -> bytes:
         pieces.append(piece)
 
 
-def _decode(body: bytes) -> dict[str, Any]:
+def _decode(body: bytes, depth_max: int) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
-        raise _too_deep() from None
+        raise _too_deep(depth_max) from None
     except (msgspec.MsgspecError, ValueError) as error:
         raise RequestError(f"body: it is not JSON ({str(error)[:200]}); a JSON object in UTF-8 is needed") from None
     if not isinstance(value, dict):
         raise RequestError(f"body: got {_kind_of(value)}; a JSON object is needed, as in {{...}}")
-    _check_depth(value)
+    _check_depth(value, depth_max)
     return value
 
 
-def _check_depth(value: dict[str, Any]) -> None:
+def _check_depth(value: dict[str, Any], depth_max: int) -> None:
     level: list[Any] = [value]
-    for _ in range(DEPTH_MAX):
+    for _ in range(depth_max):
         level = [
             inner
             for outer in level
@@ -123,11 +123,11 @@ def _check_depth(value: dict[str, Any]) -> None:
         ]
         if not level:
             return
-    raise _too_deep()
+    raise _too_deep(depth_max)
 
 
-def _too_deep() -> RequestError:
-    return RequestError(f"body: nested more than {DEPTH_MAX} deep; at most that is read; flatten it")
+def _too_deep(depth_max: int) -> RequestError:
+    return RequestError(f"body: nested more than {depth_max} deep; at most that is read; flatten it")
 
 
 def _check_other(name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.api.http.prompts import render_chat, with_one_bos
+from tiercel.api.http.prompts import encode_any, render_chat, with_one_bos
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.schema import DetokenizeRequest, TokenizeRequest
@@ -15,8 +15,6 @@ from tiercel.api.http.tools import check_tools
 from tiercel.base.errors import RequestError
 from tiercel.text.tokenizer import Tokenizer
 
-# Longer than any context, as counting what does not fit is what the route is for; about a second of one core.
-_CHARS_MAX: Final = 4 << 20
 _N_SHOWN: Final = 5
 _N_DIGITS: Final = 20
 
@@ -86,18 +84,12 @@ def _tokenize(service: Service, ask: TokenizeRequest) -> tuple[list[int], list[s
     return token_ids, [service.tokenizer.token_text(i) for i in token_ids] if ask.return_token_strs else None
 
 
-def encode_any(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Cut a text into tokens, whether or not it fits the model's context.
-
-    Raises: RequestError: it is too long even to be counted, or the model has no tokenizer.
-    """
-    if len(text) > _CHARS_MAX:
-        raise RequestError(f"prompt: {len(text)} characters; at most {_CHARS_MAX} are cut at once", param="prompt")
-    return service.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-
 def _detokenize(service: Service, token_ids: list[int]) -> str:
-    vocab_size = service.engine.vocab_size
+    vocab_size, n_max = service.engine.vocab_size, service.settings.n_detokenize_max
+    if len(token_ids) > n_max:
+        raise RequestError(
+            f"tokens: got {len(token_ids)}; at most {n_max} are read at once; send fewer", param="tokens"
+        )
     bad = [i for i in token_ids if not 0 <= i < vocab_size]
     if bad:
         shown = ", ".join(str(i) if len(str(i)) <= _N_DIGITS else f"{str(i)[:_N_DIGITS]}..." for i in bad[:_N_SHOWN])

@@ -21,14 +21,13 @@ from tiercel.api.http.messages.as_chat import as_chat
 from tiercel.api.http.messages.blocks import Blocks, stop_of
 from tiercel.api.http.messages.schema import CountRequest, MessagesRequest
 from tiercel.api.http.parsing import ParsedOutput
-from tiercel.api.http.prompts import render_chat
+from tiercel.api.http.prompts import check_n_messages, check_n_parts, encode_any, render_chat
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, until_gone
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, named_frame
 from tiercel.api.http.structured import form_named
-from tiercel.api.http.tokenize import encode_any
 from tiercel.api.http.tools import check_tools
 from tiercel.base.errors import RequestError, RequestFailed
 
@@ -95,6 +94,7 @@ def _check_version(request: Request) -> None:
 
 
 def _prepare(service: Service, ask: MessagesRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
+    _check_counts(ask, service)
     try:
         chat = as_chat(ask)
         if not service.parsers.has_reasoning:
@@ -107,6 +107,7 @@ def _prepare(service: Service, ask: MessagesRequest, request: Request) -> tuple[
 
 
 def _count(service: Service, ask: CountRequest) -> int:
+    _check_counts(ask, service)
     try:
         chat = as_chat(ask)
         if chat.tools is not None:
@@ -114,6 +115,12 @@ def _count(service: Service, ask: CountRequest) -> int:
         return len(encode_any(service, render_chat(service, chat, chat.messages), add_special_tokens=False))
     except RequestError as error:
         raise _in_its_words(error) from None
+
+
+def _check_counts(ask: CountRequest, service: Service) -> None:
+    check_n_messages(len(ask.messages), service.settings)
+    for i, message in enumerate(ask.messages):
+        check_n_parts(i, len(message.content) if isinstance(message.content, list) else 1, service.settings)
 
 
 def _in_its_words(error: RequestError) -> RequestError:
