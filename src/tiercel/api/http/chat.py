@@ -17,7 +17,7 @@ from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Envelope, Tally, envelope, has_usage, request_id_of, request_metrics, writes_ids
 from tiercel.api.http.params import chat_params, check_stream
 from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan, thinking_marks
-from tiercel.api.http.prompts import check_prompt_logprobs, cut, encode, render_chat, with_one_bos
+from tiercel.api.http.prompts import check_counts, check_prompt_logprobs, cut, encode, render_chat, with_one_bos
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, until_gone
@@ -57,7 +57,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     request_id = request_id_of(request, ask)
     around = envelope(service, request_id, ask, "chat.completion")
     start = service.start(
-        lambda: prepare_chat(service, ask, request), around.id, is_stream=bool(ask.stream), has_form=may_have_form(ask)
+        lambda: _prepare(service, ask, request), around.id, is_stream=bool(ask.stream), has_form=may_have_form(ask)
     )
     prepared, running = await until_gone(request.receive, start)
     answer = _ChatAnswer(service, ask, prepared, around)
@@ -72,6 +72,11 @@ async def chat_completions(request: Request, service: Service) -> Response:
         return json_response(await until_gone(request.receive, answer.whole(running)))
     finally:
         answer.end(running)
+
+
+def _prepare(service: Service, ask: ChatRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
+    check_counts([message.get("content") for message in ask.messages], service.settings)
+    return prepare_chat(service, ask, request)
 
 
 def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:

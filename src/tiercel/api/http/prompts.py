@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 OWN_TEMPLATE_CHARS_MAX: Final = 64 << 10  # the longest of known models has some 20 Ki; it is compiled in tens of ms
 
 
+def check_counts(contents: Sequence[Any], settings: "ServerSettings") -> None:
+    """Refuse a chat for how many messages it has, or parts in one; `contents` are the messages' as they were sent.
+
+    Raises: RequestError
+    """
+    n_most = settings.n_messages_max
+    if len(contents) > n_most:
+        raise RequestError(f"messages: got {len(contents)}; at most {n_most} are read; send fewer", param="messages")
+    for i, content in enumerate(contents):
+        if isinstance(content, list) and len(content) > settings.n_parts_max:
+            raise _refused(i, "content", f"got {len(content)} parts; at most {settings.n_parts_max} are read")
+
+
 def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messages: Sequence[Mapping[str, Any]]) -> str:
     """Write the text of a chat's prompt.
 
@@ -28,7 +41,7 @@ def render_chat(service: "Service", ask: "ChatRequest | TokenizeRequest", messag
         tools = None
     own = _own_template(service, ask)
     template = service.template(has_tools=bool(tools)) if own is None else service.own_template(own)
-    _check_messages(messages, service.settings)
+    _check_messages(messages)
     knows_developer = service.template_knows_developer if own is None else "developer" in own
     takes_tools = service.template_takes_tools if own is None else "tools" in own
     messages = normalised(messages, knows_developer=knows_developer)
@@ -171,10 +184,9 @@ def cut(ask: Generation, token_ids: list[int], max_tokens: int | None, max_model
     return token_ids[:n] if ask.truncation_side == "right" else token_ids[len(token_ids) - n :]
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]], settings: "ServerSettings") -> None:
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
         raise RequestError("messages: it is empty; at least one message is needed", param="messages")
-    check_n_messages(len(messages), settings)
     for i, message in enumerate(messages):
         role = message.get("role")
         if not isinstance(role, str) or not role:
@@ -183,30 +195,9 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], settings: "ServerSett
             raise _refused(i, "content", "it is missing; text is needed")
         content = message.get("content")
         if isinstance(content, list):
-            check_n_parts(i, len(content), settings)
             _check_parts(i, content)
         elif content is not None and not isinstance(content, str):
             raise _refused(i, "content", f"got {type(content).__name__}; text or a list of parts is needed")
-
-
-def check_n_messages(n: int, settings: "ServerSettings") -> None:
-    """Refuse a chat of too many messages.
-
-    Raises: RequestError
-    """
-    if n > settings.n_messages_max:
-        raise RequestError(
-            f"messages: got {n}; at most {settings.n_messages_max} are read; send fewer", param="messages"
-        )
-
-
-def check_n_parts(i: int, n: int, settings: "ServerSettings") -> None:
-    """Refuse message `i` for its many parts.
-
-    Raises: RequestError
-    """
-    if n > settings.n_parts_max:
-        raise _refused(i, "content", f"got {n} parts; at most {settings.n_parts_max} are read")
 
 
 def _check_parts(i: int, parts: list[Any]) -> None:

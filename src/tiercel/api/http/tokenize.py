@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiercel.api.http.prompts import encode_any, render_chat, with_one_bos
+from tiercel.api.http.prompts import check_counts, encode_any, render_chat, with_one_bos
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.schema import DetokenizeRequest, TokenizeRequest
@@ -73,6 +73,7 @@ def _tokenize(service: Service, ask: TokenizeRequest) -> tuple[list[int], list[s
     if ask.tools is not None:
         check_tools(ask.tools, service.settings)
     if ask.messages is not None:
+        check_counts([message.get("content") for message in ask.messages], service.settings)
         text = render_chat(service, ask, ask.messages)
     else:
         assert ask.prompt is not None

@@ -21,7 +21,7 @@ from tiercel.api.http.messages.as_chat import as_chat
 from tiercel.api.http.messages.blocks import Blocks, stop_of
 from tiercel.api.http.messages.schema import CountRequest, MessagesRequest
 from tiercel.api.http.parsing import ParsedOutput
-from tiercel.api.http.prompts import check_n_messages, check_n_parts, encode_any, render_chat
+from tiercel.api.http.prompts import check_counts, encode_any, render_chat
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, until_gone
@@ -94,7 +94,7 @@ def _check_version(request: Request) -> None:
 
 
 def _prepare(service: Service, ask: MessagesRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
-    _check_counts(ask, service)
+    check_counts([message.content for message in ask.messages], service.settings)
     try:
         chat = as_chat(ask)
         if not service.parsers.has_reasoning:
@@ -107,7 +107,7 @@ def _prepare(service: Service, ask: MessagesRequest, request: Request) -> tuple[
 
 
 def _count(service: Service, ask: CountRequest) -> int:
-    _check_counts(ask, service)
+    check_counts([message.content for message in ask.messages], service.settings)
     try:
         chat = as_chat(ask)
         if chat.tools is not None:
@@ -115,12 +115,6 @@ def _count(service: Service, ask: CountRequest) -> int:
         return len(encode_any(service, render_chat(service, chat, chat.messages), add_special_tokens=False))
     except RequestError as error:
         raise _in_its_words(error) from None
-
-
-def _check_counts(ask: CountRequest, service: Service) -> None:
-    check_n_messages(len(ask.messages), service.settings)
-    for i, message in enumerate(ask.messages):
-        check_n_parts(i, len(message.content) if isinstance(message.content, list) else 1, service.settings)
 
 
 def _in_its_words(error: RequestError) -> RequestError:
