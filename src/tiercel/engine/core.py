@@ -408,7 +408,7 @@ class EngineCore:
             sequence = sequences[i]
             if sequence.state is State.FINISHED or sequence in discarded:
                 self._totals["stale"] += 1
-            elif token_id < 0:
+            elif not 0 <= token_id < self.limits.vocab_size:
                 self._fail_row(sequence, token_id)
             else:
                 self._take_token(sequence, token_id, None)
@@ -426,7 +426,7 @@ class EngineCore:
             if sequence.state is State.FINISHED or sequence in step.discarded:
                 self._totals["stale"] += 1
                 continue
-            if token_id < 0:
+            if not 0 <= token_id < self.limits.vocab_size:
                 self._fail_row(sequence, token_id)
                 continue
             is_sampled = step.samples[i] and position == step.starts[i] + step.counts[i] - 1
@@ -482,7 +482,12 @@ class EngineCore:
         where = f"engine: after token {len(sequence.token_ids)} of {sequence.sequence_id}"
         is_spoilt = code != _NOTHING_ALLOWED
         error: RequestFailed
-        if is_spoilt:
+        if code >= 0:
+            error = RequestFailed(
+                f"{where}: the runner gave token {code}; ids from 0 to {self.limits.vocab_size - 1} are needed; "
+                "report this"
+            )
+        elif is_spoilt:
             error = RequestFailed(
                 f"{where}: the logits hold a NaN; finite numbers are needed; the model overflows on this input, "
                 "or its weights are damaged: try another input or dtype, or fetch the model again"

@@ -196,7 +196,7 @@ def save(place: Path, kept: Kept) -> None:
 
     payload = msgspec.msgpack.encode(kept)
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=place.parent, prefix=f"{place.name}.")
         try:
             with os.fdopen(handle, "wb") as file:

@@ -5,7 +5,7 @@ Pure functions over decoded JSON. `schemas` refuses what is found here.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 _EXACT_MAX: Final = 2**53  # whole numbers beyond it have no float of their own
 _INT64_MAX: Final = 2**63 - 1
@@ -65,5 +65,5 @@ def _numbers(value: Any) -> Iterator[int | float]:
             yield one
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -63,7 +63,7 @@ def _store(path: Path, data: bytes) -> None:
     """Write the file whole or not at all: another process may read or write it now."""
     import tempfile
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
