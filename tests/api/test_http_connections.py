@@ -1,8 +1,11 @@
 """Connections that are too many, or that do not send what they began."""
 
+import json
+import socket
+
 import httpx
 import pytest
-from kit import GatedRunner, error_of, wait_until
+from kit import DEADLINE_S, GatedRunner, error_of, wait_until
 from live import http_post, read_until
 
 from tiercel.api.http.settings import ServerSettings
@@ -71,3 +74,62 @@ def test_a_request_under_way_is_not_cut_by_the_time_of_heads(make_live):
 def test_a_server_that_takes_no_connection_is_refused():
     with pytest.raises(ConfigError, match="n_connections_max"):
         ServerSettings(served_names=("a",), n_connections_max=0)
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def test_far_too_many_connections_are_closed_unheard(make_live):
+    live = make_live(settings={"n_connections_max": 1})
+    opened = [socket.create_connection(("127.0.0.1", live.port), timeout=DEADLINE_S) for _ in range(140)]
+    try:
+        assert answer_to_health(live) == b""
+    finally:
+        for raw in opened:
+            raw.close()
+    wait_until(lambda: live.rig.service.n_connections == 0)
+    assert b" 200 " in answer_to_health(live)
+
+
+def answer_to_health(live):
+    try:
+        with live.connection() as raw:
+            raw.sendall(HEALTH)
+            return raw.recv(100)
+    except ConnectionError:
+        return b""
+
+
+def test_what_is_no_http_is_refused_in_the_words_of_every_error(make_live):
+    live = make_live()
+    with live.connection() as raw:
+        raw.sendall(b"\x16\x03\x01\r\n\r\n")
+        answer = read_until(raw, b"}}")
+    assert error_of(json.loads(answer.partition(b"\r\n\r\n")[2]), 400)["message"].startswith("request: ")
+
+
+def test_headers_a_little_over_the_bound_are_refused_with_their_status(make_live):
+    live = make_live(settings={"header_bytes_max": 4096})
+    with live.connection() as raw:
+        raw.sendall(HEALTH[:-2] + b"x-long: " + b"y" * 6000 + b"\r\n\r\n")
+        assert b" 431 " in read_until(raw, b"}}")
+
+
+def test_a_body_that_breaks_is_refused_once_and_floods_no_log(make_live, caplog):
+    live = make_live()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n"
+    with live.connection() as raw:
+        raw.sendall(head + b"\r\nzz\r\n")
+        assert b" 400 " in read_until(raw, b"}}")
+        assert raw.recv(100) == b""
+    wait_until(lambda: live.n_connections == 0 and not live.server.server_state.tasks)
+    assert "Traceback" not in caplog.text
+    live.rig.assert_idle()
+
+
+def test_an_upgrade_is_not_made_and_floods_no_log(make_live, caplog):
+    live = make_live()
+    with live.connection() as raw:
+        raw.sendall(HEALTH[:-2] + b"upgrade: websocket\r\nconnection: upgrade\r\n\r\n")
+        assert b" 200 " in read_until(raw, b"\r\n\r\n")
+    assert "pgrade" not in caplog.text

@@ -223,8 +223,8 @@ def test_idle_connections_are_closed(make_live):
     [
         b"\x00\x01\x02\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"GET /" + b"x" * 100_000,
-        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 20_000,
+        b"GET /" + b"x" * 200_000,
+        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 40_000,
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
     ],

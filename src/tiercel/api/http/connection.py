@@ -2,14 +2,29 @@
 
 uvicorn times a connection that waits for its next request, but neither one that never sends a first nor one that sends
 a head a byte at a time; here both have `read_stall_s` for a whole head. Bodies are timed by `reading`, writes by `sse`.
+What is no HTTP is refused in the words of every other error. Nobody who only connects can flood the log.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
+import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tiercel.api.errors import error_body
 from tiercel.api.http.gate import Gate
+
+# Connections beyond the bound that are still told so; more are closed unheard, before there are no files left.
+_N_TOLD: Final = 128
+_REFUSAL: Final = msgspec.json.encode(
+    error_body(400, "request: what came is not HTTP/1.1, or its head is too long; send a request, as curl does")
+)
+_REFUSAL_HEADERS: Final = [
+    (b"content-type", b"application/json"),
+    (b"content-length", str(len(_REFUSAL)).encode()),
+    (b"connection", b"close"),
+]
 
 
 class Connection(H11Protocol):
@@ -27,7 +42,10 @@ class Connection(H11Protocol):
         assert isinstance(transport, asyncio.Transport), "connection: got no transport to write to"
         super().connection_made(transport)
         self._service.n_connections += 1
-        self._start_timer()
+        if self._service.n_connections > self._service.settings.n_connections_max + _N_TOLD:
+            transport.abort()
+        else:
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
@@ -42,6 +60,22 @@ class Connection(H11Protocol):
             self._stop_timer()
         elif self._head_timer is None and not self.transport.is_closing():
             self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, and close."""
+        del msg
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            head = h11.Response(status_code=400, headers=_REFUSAL_HEADERS, reason=b"Bad Request")
+            for event in (head, h11.Data(data=_REFUSAL), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None and not self.cycle.response_complete:
+            # It was the body that broke: whoever waits for it is told that the client is gone, and may not answer.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: anybody can ask for an upgrade, as often as they like; the request is served without."""
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._service.settings.read_stall_s, self.transport.close)

@@ -100,7 +100,8 @@ def server_config(app: Gate, tls: Tls | None = None) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_s) + _LAST_WRITES_S,
-        h11_max_incomplete_event_size=settings.header_bytes_max,
+        # Twice what the gate takes, so that it is the gate that refuses, and in words.
+        h11_max_incomplete_event_size=2 * settings.header_bytes_max,
     )
     config.load()
     if tls is not None:
