@@ -331,3 +331,12 @@ def test_bad_words_beyond_the_limits_are_refused(words):
     with pytest.raises(RequestError) as caught:
         bad_words_ids(Tokenizer.from_gguf(byte_level()), words)
     assert caught.value.param == "bad_words"
+
+
+def test_a_long_text_is_cut_as_its_short_pieces_are():
+    """The library's two ways of cutting agree, with special tokens in the text and around it."""
+    tokenizer = Tokenizer.from_gguf(byte_level())
+    text = "Why é \U0001f600 the<|im_end|> is it? " * 300
+    for special in (True, False):
+        whole = tokenizer._backend.encode(text, add_special_tokens=special).ids
+        assert tokenizer.encode(text, add_special_tokens=special) == whole
