@@ -36,6 +36,7 @@ def test_an_error_without_a_row_gets_that_of_the_nearest_one_above():
         (tree.QueueFull("full"), 429, "RateLimitError", None),
         (tree.RequestFailed("nan"), 500, "InternalServerError", None),
         (tree.NoTokenAllowed("none"), 400, "BadRequestError", None),
+        (tree.FormFailed("too much"), 400, "BadRequestError", None),
         (tree.UnsupportedModel("no"), 501, "NotImplementedError", None),
     ],
 )

@@ -58,6 +58,7 @@ STATUSES: Final[Mapping[type[errors.TiercelError], int]] = {
     errors.QueueFull: 429,
     errors.RequestFailed: 500,
     errors.NoTokenAllowed: 400,  # seen only when the text came there, and yet of the request alone
+    errors.FormFailed: 400,
     errors.OutOfPages: 500,
     errors.EngineDead: 500,
 }

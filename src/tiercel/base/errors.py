@@ -69,6 +69,10 @@ class NoTokenAllowed(RequestFailed):
     """A request's own constraints contradict each other: at some place of its text no token may come."""
 
 
+class FormFailed(RequestFailed):
+    """A request's form cost more than its bound while its answer was made: the form's doing, and no server's fault."""
+
+
 class OutOfPages(TiercelError, MemoryError):
     """The page pool cannot hold what is asked of it."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tiercel.base.errors import RequestFailed
+from tiercel.base.errors import FormFailed, RequestFailed
 from tiercel.text.thinking import Thinking, ThinkingMarks, ThinkingTracker
 
 if TYPE_CHECKING:
@@ -155,9 +155,9 @@ class Constraint:
             self._thinking_mask = mask
         return self._thinking_mask
 
-    def _failed(self) -> RequestFailed:
+    def _failed(self) -> FormFailed:
         why = " ".join(self._matcher.get_error().split())[:200]
-        return RequestFailed(
+        return FormFailed(
             f"structured_outputs: after {self.n_tokens} tokens the form cannot be followed on ({why}); make it simpler"
         )
 
