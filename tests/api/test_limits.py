@@ -13,6 +13,7 @@ from tiercel.protocol import params
 from tiercel.text.tokenizer import Tokenizer
 
 CHAT, COMPLETE, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 HI = [{"role": "user", "content": "hi"}]
 JSON = {"content-type": "application/json"}
 
@@ -117,6 +118,14 @@ ROWS = {
     "messages of Anthropic": (MESSAGES, {"messages": HI * 3}, {"messages": HI * 4}, None, 400),
     "messages to be cut": ("/tokenize", {"messages": HI * 3}, {"messages": HI * 4}, "messages", 400),
     "messages to be counted": (f"{MESSAGES}/count_tokens", {"messages": HI * 3}, {"messages": HI * 4}, None, 400),
+    "items of a response": (RESPONSES, {"input": HI * 3}, {"input": HI * 4}, "input", 400),
+    "parts of an item": (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 2}]},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 3}]},
+        "input[0].content",
+        400,
+    ),
     "parts": (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 2}]},
@@ -203,6 +212,7 @@ BASES = {
     CHAT: {"messages": HI, "max_tokens": 2},
     COMPLETE: {"prompt": "x", "max_tokens": 2},
     MESSAGES: {"messages": HI, "max_tokens": 2},
+    RESPONSES: {"max_output_tokens": 16, "store": False},
 }
 # What can only be known when the text is cut.
 NEEDS_TOKENS = {"logprobs of a prompt", "logprobs of an echo", "logprobs", "logprobs of a chat", "a bias' token"}

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from tiercel.api.http.chat import PreparedChat, prepare_chat
 from tiercel.api.http.prompts import encode, render_chat
-from tiercel.api.http.responses_api.items import Item, read_items
+from tiercel.api.http.responses_api.items import Item, check_counts, read_items
 from tiercel.api.http.responses_api.messages import Message, to_messages
 from tiercel.api.http.responses_api.schema import ResponsesRequest, TextConfig
 from tiercel.api.http.responses_api.tooling import in_own_words, refusal_in_own_words, to_chat_choice, to_chat_tools
@@ -83,7 +83,9 @@ def prepare(
     """
     _check(ask)
     _check_store(ask, service.settings.n_stored_max)
-    given = read_items(ask.input if ask.input is not None else [], earlier, known)
+    asked = ask.input if ask.input is not None else []
+    check_counts(asked, service.settings)
+    given = read_items(asked, earlier, known)
     items = [*earlier, *given]
     if not items:
         raise _refused("input", "it is missing; text or a list of items is needed; send it")

@@ -6,11 +6,13 @@ references to items of stored responses. A key that would change an item's meani
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tiercel.api.http.history import check_json_object
-from tiercel.api.http.prompts import N_MESSAGES_MAX, N_PARTS_MAX
 from tiercel.base.errors import RequestError
+
+if TYPE_CHECKING:
+    from tiercel.api.http.settings import ServerSettings
 
 Item = dict[str, Any]
 
@@ -38,6 +40,22 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
+def check_counts(given: str | Sequence[Any], settings: "ServerSettings") -> None:
+    """Refuse an input for how many items it has, or parts in one.
+
+    Raises: RequestError
+    """
+    if isinstance(given, str):
+        return
+    if len(given) > settings.n_messages_max:
+        raise _refused("input", f"got {len(given)} items; at most {settings.n_messages_max} are read; send fewer")
+    for i, item in enumerate(given):
+        for name in ("content", "output"):
+            parts = item.get(name) if isinstance(item, Mapping) else None
+            if isinstance(parts, list) and len(parts) > settings.n_parts_max:
+                raise _refused(f"input[{i}].{name}", f"got {len(parts)} parts; at most {settings.n_parts_max} are read")
+
+
 def read_items(given: str | Sequence[Any], earlier: Sequence[Item], known: Mapping[str, Item]) -> list[Item]:
     """Read a request's input, which goes on after the items of `earlier`. `known` are those that may be referred to.
 
@@ -45,8 +63,6 @@ def read_items(given: str | Sequence[Any], earlier: Sequence[Item], known: Mappi
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    if len(given) > N_MESSAGES_MAX:
-        raise _refused("input", f"got {len(given)} items; at most {N_MESSAGES_MAX} are read; send fewer")
     items: list[Item] = []
     call_ids = {item["call_id"] for item in earlier if item["type"] == "function_call"}
     for i, one in enumerate(given):
@@ -123,8 +139,6 @@ def _parts(where: str, content: Any, *, is_own: bool) -> list[Item]:
         return [_text_part(content, is_own=is_own)]
     if not isinstance(content, list):
         raise _refused(where, "text or a list of parts is needed")
-    if len(content) > N_PARTS_MAX:
-        raise _refused(where, f"got {len(content)} parts; at most {N_PARTS_MAX} are read")
     return [_part(f"{where}[{k}]", part, is_own=is_own) for k, part in enumerate(content)]
 
 
