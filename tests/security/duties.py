@@ -10,7 +10,6 @@ _SAVED = "no keys and values are kept outside of the process"
 _PEERS = "no process talks to another one"
 _LORA = "no adapters are loaded"
 _BUDGET = "no budget of thinking is kept"
-_GRAMMAR_CACHE = "no grammars are kept"
 _DERENDER = "no route makes answers of token ids alone but /detokenize"
 _TRAINING = "no route changes weights"
 
@@ -52,7 +51,7 @@ DUTIES = (
     (("CVE-2025-48943", "CVE-2025-48942", "PYSEC-2025-54", "GHSA-vrq3-r879-7m65"), None),
     (("CVE-2026-105757",), None),
     (("CVE-2026-55574", "PYSEC-2026-3933"), None),
-    (("CVE-2025-29770", "GHSA-hf3c-wxg2-49q9"), _GRAMMAR_CACHE),
+    (("CVE-2025-29770", "GHSA-hf3c-wxg2-49q9"), None),
     (("CVE-2025-71379",), None),
     (("CVE-2025-46560",), _MEDIA),
     (("CVE-2025-61620", "CVE-2025-62426"), None),
@@ -94,7 +93,6 @@ ABSENT = {
     _PEERS: (None, "ec_transfer_params"),
     _LORA: ("/v1/load_lora_adapter", None),
     _BUDGET: (None, "thinking_token_budget"),
-    _GRAMMAR_CACHE: (None, "structured_outputs"),
     _DERENDER: ("/v1/chat/completions/derender", None),
     _TRAINING: ("/update_weights", None),
 }

@@ -6,7 +6,7 @@ import re._constants as ops  # what the library's own parser names its nodes by
 import re._parser as regex_parser
 
 import pytest
-from kit import FakeRunner, GatedRunner, Rig, ScriptedRunner, error_of, wait_until
+from kit import FakeRunner, GatedRunner, Rig, ScriptedRunner, byte_tokenizer, error_of, wait_until
 from live import LiveServer, http_post, read_until
 from source_tree import PACKAGE
 
@@ -79,6 +79,21 @@ def test_CVE_2025_48943_a_form_that_is_none_is_refused_and_the_engine_lives(rig,
 @pytest.mark.parametrize("regex", ["((a{1000}){1000}){1000}", "(" * 3000 + ")" * 3000, "a" * 10_000, "(x+x+)+y" * 2000])
 def test_CVE_2026_55574_a_regex_without_end_is_refused(rig, regex):
     rig.refused(CHAT, {"messages": HI, "structured_outputs": {"regex": regex}})
+
+
+def test_CVE_2025_29770_grammars_are_kept_up_to_a_number_of_bytes():
+    from tiercel.protocol.structured import StructuredOutputsParams
+    from tiercel.sampling.grammar_limits import GrammarLimits
+    from tiercel.sampling.grammars import Grammars
+
+    grammars = Grammars(byte_tokenizer(), 264, [256], GrammarLimits(cache_bytes=1 << 17))
+    try:
+        for i in range(12):
+            grammars.compile(StructuredOutputsParams(choice=[f"choice {i}"] * (1 + i)))
+            grammars.check()
+        assert 1 < len(grammars._kept) < 12
+    finally:
+        grammars.close()
 
 
 class FailsOnce(FakeRunner):
