@@ -316,7 +316,7 @@ def test_headers_are_taken_to_their_limits(make_rig, n_headers, n_bytes, status)
 
 @pytest.mark.parametrize(
     ("given", "is_kept"),
-    [("a" * 128, True), ("a" * 129, False), ("a b", False), ("a\tb", False), (b"caf\xe9", False), ("", False)],
+    [("a" * 128, True), ("a" * 129, False), ("a b", False), ("a\tb", False), (b"\xe9", False), ("", False)],
 )
 def test_a_request_id_is_kept_or_replaced(rig, given, is_kept):
     answered = rig.ask("GET", "/v1/models", headers={"x-request-id": given}).headers["x-request-id"]
