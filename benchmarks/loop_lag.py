@@ -33,15 +33,16 @@ def percentile(values: list[float], frac: float) -> float:
 
 def serve(model: str, told: Any) -> None:
     """Serve, and tell the lags when asked. Runs in the child."""
+    from tiercel.api.http.address import take_address
     from tiercel.api.http.app import make_app
-    from tiercel.api.http.server import _Server, bind, server_config
+    from tiercel.api.http.server import _Server, server_config
     from tiercel.api.http.settings import ServerSettings
 
     facade = build(model)
     settings = ServerSettings(served_names=("bench",), port=0, keep_alive_s=120, shutdown_s=0.0, n_open_max=1024)
     app = make_app(facade, settings)
     admitted = admission_s(app.service)
-    listener = bind(settings)
+    listener = take_address(settings).listener
     lags: list[float] = []
 
     async def watch() -> None:

@@ -117,7 +117,9 @@ def test_headers_a_little_over_the_bound_are_refused_with_their_status(make_live
 
 def test_a_body_that_breaks_is_refused_once_and_floods_no_log(make_live, caplog):
     live = make_live()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n"
+    )
     with live.connection() as raw:
         raw.sendall(head + b"\r\nzz\r\n")
         assert b" 400 " in read_until(raw, b"}}")

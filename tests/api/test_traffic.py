@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import threading
+from concurrent.futures import wait
 
 import httpx
 from kit import FakeRunner, Rig, wait_until
@@ -20,7 +21,12 @@ def run(n_requests, n_at_once):
     rig = Rig(settings=settings, limits=limits, runner=FakeRunner, check_each_step=False)
     live = LiveServer(rig)
     try:
-        asyncio.run(Traffic(SEED).send("127.0.0.1", live.port, 20, n_at_once=4))  # threads of the pool exist now
+        # Threads and workers start when they are first needed: after these they are there.
+        asyncio.run(Traffic(SEED).send("127.0.0.1", live.port, 40, n_at_once=8))
+        for pool in (rig.service._pool, rig.service._form_pool):
+            together = threading.Barrier(rig.settings.n_threads)
+            assert wait([pool.submit(together.wait, 10) for _ in range(rig.settings.n_threads)], 10).not_done == set()
+        rig.chat(structured_outputs={"choice": ["a"]})
         wait_until(lambda: live.n_connections == 0)
         before = held()
         traffic = Traffic(SEED + 1)

@@ -163,6 +163,7 @@ def repeats(parsed, inside=False):
 
 # Patterns with a repeat in a repeat that are linear all the same: the outer one begins with what the inner cannot hold.
 SEPARATED = {
+    r"(/[\w.~\-]+)*",
     r"(?<![\w./])(?:[A-Za-z]:)?[/\\][\w.\-+@]+(?:[/\\][\w.\-+@]+)+",
     r"(?:[A-Za-z]:)?[/\\][\w.\-]+(?:[/\\][\w.\-]+)+",
 }
