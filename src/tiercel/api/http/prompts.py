@@ -1,7 +1,7 @@
 """From messages or text to token ids, cut to length if asked. Runs on the server's threads; knows no engine state."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tiercel.api.http.history import has_tool_turns, normalised
 from tiercel.api.http.schema import Generation
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tiercel.protocol.params import SamplingParams
 
 OWN_TEMPLATE_CHARS_MAX: Final = 64 << 10  # the longest of known models has some 20 Ki; it is compiled in tens of ms
+
 
 def check_counts(contents: Sequence[Any], settings: "ServerSettings") -> None:
     """Refuse a chat for how many messages it has, or parts in one; `contents` are the messages' as they were sent.
