@@ -106,8 +106,9 @@ def test_v51858_without_reasoning_a_form_begins_with_the_first_token(monkeypatch
     choice, _ = both(monkeypatch, model, response_format=FORMAT)
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
     assert "reasoning" not in choice["message"]
-    error = Scripted('so {"n": 12}', settings=settings).refused(500, response_format=FORMAT)
-    assert "after 1 tokens the form cannot be followed" in error["message"]
+    # What is no answer of the form cannot come first: it is masked, and another token comes.
+    other = Scripted('so {"n": 12}', settings=settings).whole(response_format=FORMAT)["choices"][0]["message"]
+    assert other["content"].startswith("{")
 
 
 @pytest.mark.parametrize("special", [(), MARKS])

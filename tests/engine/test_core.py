@@ -126,18 +126,6 @@ def test_what_waits_ends_the_running_ahead():
     assert bench.tokens["b"] == alone(range(20, 25), 3)
 
 
-def test_steps_that_only_an_ended_sequence_is_in_are_not_computed():
-    expected = alone(range(5), 40)
-    end = next(token for i, token in enumerate(expected) if i > 12 and token not in expected[:i])
-    bench = ahead(eos_ids=[end])
-    bench.add("a", range(5), max_tokens=40)
-    bench.run().assert_idle()
-    n = expected.index(end) + 1
-    assert bench.tokens["a"] == expected[:n]
-    assert 0 < bench.core.snapshot.n_total_stale_rows < N_STEPS_MAX
-    assert bench.runner.n_steps_skipped > 0
-
-
 def test_a_command_is_heard_after_one_step_however_many_are_awaited():
     bench = ahead()
     bench.add("a", range(5), max_tokens=50)

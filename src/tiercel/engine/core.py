@@ -11,7 +11,8 @@ with two steps under way the runner has its next one before it ends the current 
 
 While everything that runs decodes in short steps, more are under way, as many as take `run_ahead_s`, and a round waits
 for several: after a step's weights have gone through the caches a round costs ten times what the next one does at once,
-and the kernels wait for it, as their threads fill the processors. What a sequence's end leaves under way is dropped.
+and the kernels wait for it, as their threads fill the processors. What a sequence's end leaves under way is
+computed all the same: its pages may be known by their keys already, and must hold what the keys say.
 
 What can be relied upon: every sequence that `add` accepted gets exactly one final update, with a finish_reason or an
 error, whatever happens: an abort in any state, a step that fails (its sequences fail, others go on), logits that hold
@@ -513,8 +514,6 @@ class EngineCore:
         is_spoilt: bool = False,
     ) -> None:
         """Give back what the sequence holds and make its final update: the one way out."""
-        if self._in_flight and sequence.state is State.RUNNING:
-            self._runner.drop(sequence.slot)
         self._scheduler.finish(sequence, is_complete=is_complete, is_spoilt=is_spoilt)
         del self._sequences[sequence.sequence_id]
         if sequence.first_scheduled_s is None:
