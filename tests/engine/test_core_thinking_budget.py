@@ -57,7 +57,7 @@ def assert_obeys(prompt, token_ids, budget):
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_random_requests_in_a_tiny_pool_think_as_long_as_they_may_and_as_when_alone(is_async):
+def test_GHSA_fpch_3xrf_7q96_random_requests_in_a_tiny_pool_think_as_long_as_they_may_and_as_when_alone(is_async):
     draw = random.Random(5)
     asks = []
     for seed in range(24):

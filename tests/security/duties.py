@@ -9,7 +9,6 @@ _TENSORS = "no tensors come with a request"
 _SAVED = "no keys and values are kept outside of the process"
 _PEERS = "no process talks to another one"
 _LORA = "no adapters are loaded"
-_BUDGET = "no budget of thinking is kept"
 _DERENDER = "no route makes answers of token ids alone but /detokenize"
 _TRAINING = "no route changes weights"
 
@@ -78,7 +77,7 @@ DUTIES = (
     (("CVE-2025-46722", "PYSEC-2025-43"), _MEDIA),
     (("CVE-2025-46570",), None),
     (("GHSA-v97p-wpxp-px84",), None),
-    (("GHSA-fpch-3xrf-7q96",), _BUDGET),
+    (("GHSA-fpch-3xrf-7q96",), None),
     (("GO-2025-4251",), None),
     (("GO-2025-3582", "GO-2025-3695", "CVE-2025-0312", "CVE-2025-1975"), None),
     (("CVE-2026-112403", "CVE-2026-96636", "CVE-2026-96637", "CVE-2026-40192", "CVE-2026-42311"), _MEDIA),
@@ -92,7 +91,6 @@ ABSENT = {
     _SAVED: (None, "kv_transfer_params"),
     _PEERS: (None, "ec_transfer_params"),
     _LORA: ("/v1/load_lora_adapter", None),
-    _BUDGET: (None, "thinking_token_budget"),
     _DERENDER: ("/v1/chat/completions/derender", None),
     _TRAINING: ("/update_weights", None),
 }

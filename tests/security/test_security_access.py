@@ -77,7 +77,7 @@ def test_DESIGN_DENY_BY_DEFAULT_every_route_asks_for_a_key(guarded, method, path
     [
         *("/sleep", "/wake_up", "/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/server_info"),
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights", "/start_profile", "/abort_requests"),
-        *("/invocations", "/inference/v1/generate", "/scale_elastic_ep", "/shutdown", "/api/pull", "/debug"),
+        *("/invocations", "/scale_elastic_ep", "/shutdown", "/api/pull", "/debug"),
     ],
 )
 def test_GO_2025_4251_no_route_manages_the_server(rig, path):
