@@ -142,6 +142,15 @@ def test_a_second_signal_ends_the_wait(start):
     assert process.end()[0] == 0
 
 
+def test_a_signal_ends_a_server_whose_log_nobody_reads_any_more(start):
+    process = start()
+    process.wait_for_port()
+    process.popen.stdin.close()
+    process.popen.stderr.close()
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.popen.wait(timeout=6 * DEADLINE_S) == 0
+
+
 def test_an_idle_server_ends_at_once(start):
     process = start()
     port = process.wait_for_port()

@@ -139,11 +139,14 @@ class _Stopper:
             self._service.abort_all()
             return
         shutdown_s = self._service.settings.shutdown_s
-        print(
-            f"tiercel serve: stopping; {self._service.n_open} requests may go on for {shutdown_s:g} s", file=sys.stderr
-        )
         self.stop()
         self._loop.call_later(shutdown_s, self._service.abort_all)
+        # Whoever read standard error may be gone, as `head` is; the end does not wait for a reader.
+        with contextlib.suppress(OSError):
+            print(
+                f"tiercel serve: stopping; {self._service.n_open} requests may go on for {shutdown_s:g} s",
+                file=sys.stderr,
+            )
 
     def stop(self) -> None:
         """Accept nothing more, and end when nothing is under way."""
@@ -192,4 +195,5 @@ async def _keep_fresh(tls: Tls) -> None:
 
 
 def _announce(settings: ServerSettings, address: Address) -> None:
-    print(f"tiercel serve: {settings.model_id} at {address.url}", file=sys.stderr, flush=True)
+    page = f"; to chat, open {address.url.removesuffix('v1')}" if settings.has_page and settings.uds is None else ""
+    print(f"tiercel serve: {settings.model_id} at {address.url}{page}", file=sys.stderr, flush=True)
