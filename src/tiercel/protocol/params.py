@@ -348,7 +348,7 @@ def _as_strings(name: str, got: Any, n_max: int, chars_max: int) -> tuple[str, .
     if isinstance(got, (str, bytes)) or not isinstance(got, Sequence):
         raise _refused(name, got, "a list of strings", "")
     if len(got) > n_max:
-        raise _refused(name, f"{len(got)} strings", f"at most {n_max}", "")
+        raise RequestError(f"{name}: got {len(got)} strings; needs at most {n_max}; leave some out", param=name)
     for text in got:
         if not isinstance(text, str):
             raise _refused(name, text, "strings", "")

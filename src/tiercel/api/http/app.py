@@ -142,9 +142,10 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     shown = f"{request.method[:20]} {route_path(request.scope)[:200]}"
     if error.status_code == 404:
-        error = HTTPException(
-            404, f"route: {shown} is not one of this server's; see GET /v1/models, POST /v1/completions"
-        )
+        # OpenAI's client wants a base URL that ends in /v1, Anthropic's adds it.
+        is_twice = "/v1/v1/" in shown
+        hint = "give this client the base URL without /v1" if is_twice else "see GET /v1/models, POST /v1/completions"
+        error = HTTPException(404, f"route: {shown} is not one of this server's; {hint}")
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         error = HTTPException(405, f"route: {shown}; {allowed} is needed", error.headers)

@@ -175,7 +175,9 @@ def _params(
     given |= {name: value for name in _SAME if (value := getattr(ask, name)) is not None}
     n = 1 if ask.n is None else ask.n
     if not 1 <= n <= settings.n_outputs_max:
-        raise RequestError(f"n: got {n}; 1 to {settings.n_outputs_max} is needed", param="n")
+        raise RequestError(
+            f"n: got {n}; 1 to {settings.n_outputs_max} is needed; lower it or raise n_outputs_max", param="n"
+        )
     _check_counts(ask, settings)
     temperature = given.get("temperature")
     if temperature is not None and GREEDY_BELOW <= temperature < TEMPERATURE_MIN:
