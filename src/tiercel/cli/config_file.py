@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _NOT_HERE: Final = ("config", "help")
 
 
-def apply(parser: "CommandParser", name: str) -> None:
-    """Make what the file says the defaults of `parser`.
+def apply(parser: "CommandParser", name: str) -> dict[str, Any]:
+    """Make what the file says the defaults of `parser`, and return it.
 
     Raises: ConfigError: it cannot be read, is no YAML, or says what no flag may say; the message names file and key.
     """
@@ -34,6 +34,7 @@ def apply(parser: "CommandParser", name: str) -> None:
         values[action.dest] = _value(parser, action, key, value, name)
         action.required = False
     parser.set_defaults(**values)
+    return values
 
 
 def _load(name: str) -> dict[Any, Any]:

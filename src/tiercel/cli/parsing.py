@@ -45,6 +45,7 @@ class CommandParser(argparse.ArgumentParser):
         self.removed: dict[str, str] = {}
         self.rows: dict[str, Option] = {}
         self.knows_vllm = False
+        self._of_file: dict[str, Any] = {}
         self.titles: dict[str, argparse._ArgumentGroup] = {}
 
     def group(self, title: str) -> Any:
@@ -78,6 +79,8 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             self.error(f"got one word too many: {unknown[0]!r}; put a text of several words in quotes")
         self._add_verbatim(args, verbatim)
+        # A value that no word replaced is the file's own object, and no other user sees it in a list of processes.
+        args.of_file = {dest for dest, value in self._of_file.items() if getattr(args, dest, None) is value}
         return args
 
     def error(self, message: str) -> NoReturn:
@@ -174,7 +177,7 @@ class CommandParser(argparse.ArgumentParser):
             self.error("--config: got no file; need one that ends in .yaml or .yml")
         from tiercel.cli.config_file import apply
 
-        apply(self, path)
+        self._of_file = apply(self, path)
 
     def _warn_repeated(self, words: list[str]) -> None:
         once = {flag for action in self._actions if _takes_one(action) for flag in action.option_strings}

@@ -55,7 +55,7 @@ def read_request(args: Any, environ: Mapping[str, str]) -> ServeRequest:
         raise ConfigError(
             "serve: got --served-model-name without a model; need to know what has that name: serve MODEL"
         )
-    if "api_keys" in given:
+    if "api_keys" in given and "api_key" not in args.of_file:
         print("tiercel serve: other users can see --api-key; TIERCEL_API_KEY is not seen", file=sys.stderr)
     settings = read_settings(args, environ)
     # Wrong values are told before anything is fetched or loaded.

@@ -176,6 +176,16 @@ def test_serve_takes_keys_from_the_environment_and_tells_none(served, monkeypatc
     assert "other users can see --api-key" in said.err
 
 
+def test_a_key_of_a_file_is_not_said_to_be_seen_by_others(served, tmp_path, capsys):
+    config = tmp_path / "serve.yaml"
+    config.write_text("api-key: [secret-one]\n")
+    assert main(["serve", "--config", str(config)]) == 0
+    assert served[0].settings.api_keys == ("secret-one",)
+    assert "other users" not in capsys.readouterr().err
+    assert main(["serve", "--config", str(config), "--api-key", "secret-two"]) == 0
+    assert "other users can see --api-key" in capsys.readouterr().err
+
+
 def test_serve_beyond_this_machine_needs_a_key_or_a_word(served, capsys):
     assert main(["serve", "--host", "0.0.0.0"]) == 2
     assert "--insecure" in capsys.readouterr().err
