@@ -21,7 +21,7 @@ text of several lines between """ and """.
   /system TEXT               set the system message; without TEXT, show it
   /clear                     forget the conversation
   /help                      show this
-  /exit                      leave (also Ctrl-D)
+  /exit                      leave (also /bye, /quit and Ctrl-D)
 
 Ctrl-C stops an answer. A message that begins with / is written with two.'''
 
@@ -126,7 +126,7 @@ class Chat:
             "/system": self._set_system,
             "/set": self._set_sampling,
         }
-        if name in ("/exit", "/quit"):
+        if name in ("/exit", "/quit", "/bye"):
             return False
         if name in commands:
             commands[name](rest.strip())

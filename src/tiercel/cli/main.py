@@ -59,9 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if has_traceback:
             raise
-        print(
-            f"tiercel: {error.filename or 'output'}: {error.strerror or error}; need room and rights", file=sys.stderr
-        )
+        needed = "a path that exists" if isinstance(error, FileNotFoundError) else "room and rights"
+        print(f"tiercel: {error.filename or 'output'}: {error.strerror or error}; need {needed}", file=sys.stderr)
         _end_quietly()
         return 1
 
@@ -71,6 +70,8 @@ def _dispatch(words: list[str]) -> int:
         print(_help(), file=sys.stderr)
         return 2
     first, rest = words[0], words[1:]
+    if first == "help" and rest[:1] and rest[0] in COMMANDS:
+        first, rest = rest[0], [*rest[1:], "--help"]
     if first in ("-h", "--help", "help"):
         print(_help())
         return 0

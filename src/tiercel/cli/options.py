@@ -16,17 +16,23 @@ ENGINE_OPTIONS = engine_rows()
 SOURCE_OPTIONS = engine_rows("source")
 
 
-def _sampling(name: str, parse: Any, does: str) -> Option:
+def _sampling(name: str, parse: Any, does: str, why: str = "", *, is_common: bool = False) -> Option:
     flag = "--" + name.replace("_", "-")
     metavar = "X" if parse is parse_float else "N"
-    return Option(name=name, flag=flag, parse=parse, metavar=metavar, help=does, group="sampling")
+    return Option(
+        name=name, flag=flag, parse=parse, metavar=metavar, help=does, why=why, group="sampling", is_common=is_common
+    )
 
 
 SAMPLING_OPTIONS = (
-    _sampling("max_tokens", parse_int_human, "end the answer after so many tokens"),
+    _sampling(
+        "max_tokens", parse_int_human, "end the answer after so many tokens", "where the model ends it", is_common=True
+    ),
     _sampling("min_tokens", parse_int_human, "do not end the answer before so many tokens"),
-    _sampling("temperature", parse_float, "0 always takes the likeliest token; higher is more varied"),
-    _sampling("top_p", parse_float, "sample from the likeliest tokens that together have this probability"),
+    _sampling(
+        "temperature", parse_float, "0 always takes the likeliest token; higher is more varied", "0.7", is_common=True
+    ),
+    _sampling("top_p", parse_float, "sample from the likeliest tokens that together have this probability", "0.95"),
     _sampling("top_k", parse_int_human, "sample from this many likeliest tokens; 0 is all"),
     _sampling("min_p", parse_float, "drop tokens below this fraction of the likeliest one's probability"),
     _sampling("seed", parse_int_human, "makes sampling repeat itself"),

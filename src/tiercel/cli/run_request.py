@@ -43,8 +43,8 @@ def read_request(words: Sequence[str], model: str | None, stdin: TextIO | None, 
         model, prompt = words
         if not is_model_name(model):
             raise ConfigError(
-                f"run: got {model!r} before the prompt, which names no model; need a folder, a .gguf file, a catalogue "
-                "name or org/name; put a prompt of several words in quotes"
+                f"run: got {model!r} before the prompt, which names no model; need a folder, a .gguf file, org/name or "
+                "a name that `tiercel list` shows; put a prompt of several words in quotes"
             )
     elif words and model is None and is_model_name(words[0]):
         model, is_guess = words[0], True

@@ -5,6 +5,7 @@ import pytest
 from tiercel.api.http.settings import server_rows
 from tiercel.base.config import engine_rows
 from tiercel.cli.main import main
+from tiercel.cli.run import _DEFAULTS
 
 ROWS = (*engine_rows(), *engine_rows("source"), *server_rows())
 
@@ -71,3 +72,14 @@ def test_every_row_says_what_it_does_and_why_its_default_is_that(row):
     assert row.is_switch or row.parse is not None
     if row.default is not None:
         row.check(row.default)
+
+
+def test_run_shows_first_how_long_and_how_varied_an_answer_is(said):
+    short = said("run", "--help")
+    assert "--max-tokens N" in short
+    assert "--temperature X" in short
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_the_help_of_a_sampling_flag_tells_the_default_of_run(said, name):
+    assert f"default: {_DEFAULTS[name]}\n" in said("run", f"--help={name}")

@@ -41,6 +41,11 @@ def test_help_lists_every_command(capsys, word):
     assert all(f"  {name}" in said for name in main.COMMANDS)
 
 
+def test_help_about_a_command_is_the_help_of_that_command(capsys):
+    assert main.main(["help", "serve"]) == 0
+    assert capsys.readouterr().out.startswith("usage: tiercel serve ")
+
+
 @pytest.mark.parametrize("command", main.COMMANDS)
 def test_every_command_has_help(capsys, command):
     assert main.main([command, "--help"]) == 0
