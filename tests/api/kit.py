@@ -183,8 +183,8 @@ class Rig:
     def assert_idle(self):
         """Every page, slot and request comes back, soon."""
         wait_until(lambda: self.snapshot_is_idle)
+        wait_until(lambda: self.service.n_open == 0)
         self.service.check()
-        assert self.service.n_open == 0
         assert not self.client._requests
         assert not self.client._owners
 

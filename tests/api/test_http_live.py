@@ -266,7 +266,6 @@ def test_many_streams_with_random_aborts_return_every_page_and_slot(make_live):
     for chunks in finished:
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert live.rig.core.snapshot.n_pages_used == 0
-    assert live.rig.service.n_open == 0
 
 
 async def _ask_all(url, plans):

@@ -20,7 +20,7 @@ from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan, thinki
 from tiercel.api.http.prompts import check_counts, check_prompt_logprobs, cut, encode, render_chat, with_one_bos
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
-from tiercel.api.http.running import Running, until_gone
+from tiercel.api.http.running import Running, close_started, until_gone
 from tiercel.api.http.schema import ChatRequest
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, frame
@@ -59,7 +59,7 @@ async def chat_completions(request: Request, service: Service) -> Response:
     start = service.start(
         lambda: _prepare(service, ask, request), around.id, is_stream=bool(ask.stream), has_form=may_have_form(ask)
     )
-    prepared, running = await until_gone(request.receive, start)
+    prepared, running = await until_gone(request.receive, start, on_unwanted=close_started)
     answer = _ChatAnswer(service, ask, prepared, around)
     if ask.stream:
         return EventStream(

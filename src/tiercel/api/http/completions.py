@@ -17,7 +17,7 @@ from tiercel.api.http.params import check_stream, completion_params
 from tiercel.api.http.prompts import check_prompt_logprobs, cut, encode
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
-from tiercel.api.http.running import Running, until_gone
+from tiercel.api.http.running import Running, close_started, until_gone
 from tiercel.api.http.schema import CompletionRequest
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, frame
@@ -43,7 +43,7 @@ async def completions(request: Request, service: Service) -> Response:
         is_stream=bool(ask.stream),
         has_form=may_have_form(ask),
     )
-    submissions, running = await until_gone(request.receive, start)
+    submissions, running = await until_gone(request.receive, start, on_unwanted=close_started)
     answer = _CompletionAnswer(service, ask, submissions, around)
     if ask.stream:
         return EventStream(

@@ -95,8 +95,12 @@ async def _forward(i: int, handle: "RequestHandle", queue: "asyncio.Queue[_News]
     await queue.put((i, ended_by))
 
 
-async def until_gone(receive: "Receive", work: Coroutine[Any, Any, T]) -> T:
+async def until_gone(
+    receive: "Receive", work: Coroutine[Any, Any, T], *, on_unwanted: Callable[[T], object] = lambda _: None
+) -> T:
     """Do `work` while the client is there.
+
+    `on_unwanted` is given a result that came, but that the caller, cancelled just then, does not get.
 
     Requires: the request's body has been read.
     Raises: ClientGone: it went away, and `work` was cancelled; and what `work` raises.
@@ -104,11 +108,20 @@ async def until_gone(receive: "Receive", work: Coroutine[Any, Any, T]) -> T:
     task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
-    finally:
+        if not task.done():
+            raise ClientGone
+        await _end(gone)
+    except BaseException:
         await _end(task, gone)
+        if not task.cancelled() and task.exception() is None:
+            on_unwanted(task.result())
+        raise
+    return task.result()
+
+
+def close_started(started: "tuple[Any, Running]") -> None:
+    """Free what `Service.start` gave and nobody waits for any more: an `on_unwanted`."""
+    started[1].close()
 
 
 async def disconnected(receive: "Receive") -> None:

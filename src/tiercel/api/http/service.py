@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -186,11 +186,11 @@ class Service:
         kind = RequestOutputKind.DELTA if is_stream else RequestOutputKind.FINAL_ONLY
         pool = self._form_pool if has_form else self._pool
         submit = functools.partial(contextvars.copy_context().run, self._submit, prepare, request_id, kind)
-        work = asyncio.get_running_loop().run_in_executor(pool, submit)
+        work = pool.submit(submit)
         try:
-            prepared, handles = await asyncio.shield(work)
+            prepared, handles = await asyncio.shield(asyncio.wrap_future(work))
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: what it still submits is closed as soon as it is known.
+            # A thread cannot be cancelled: what it still submits it closes itself, for the loop may be gone by then.
             work.add_done_callback(_close_unwanted)
             raise
         running = Running(handles, self.log.output_log(request_id))
@@ -254,7 +254,7 @@ class Service:
         return prepared, handles
 
 
-def _close_unwanted(work: "asyncio.Future[tuple[Any, list[RequestHandle]]]") -> None:
+def _close_unwanted(work: "Future[tuple[Any, list[RequestHandle]]]") -> None:
     if work.cancelled():
         return
     error = work.exception()

@@ -19,7 +19,7 @@ from tiercel.api.http.completions import prepare_completion
 from tiercel.api.http.params import check_stream
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
-from tiercel.api.http.running import Running, until_gone
+from tiercel.api.http.running import Running, close_started, until_gone
 from tiercel.api.http.schema import ChatRequest, CompletionRequest, Generation, StreamOptions
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, frame
@@ -98,7 +98,7 @@ async def generate(request: Request, service: Service) -> Response:
         is_stream=bool(ask.stream),
         has_form=has_form,
     )
-    params, running = await until_gone(request.receive, start)
+    params, running = await until_gone(request.receive, start, on_unwanted=close_started)
     answer = _TokenAnswer(service, ask, params, f"generate-tokens-{request_id}")
     if ask.stream:
         return EventStream(

@@ -24,7 +24,7 @@ from tiercel.api.http.parsing import ParsedOutput
 from tiercel.api.http.prompts import check_counts, encode_any, render_chat
 from tiercel.api.http.reading import read
 from tiercel.api.http.responses import json_response
-from tiercel.api.http.running import Running, until_gone
+from tiercel.api.http.running import Running, close_started, until_gone
 from tiercel.api.http.service import Service, Submission
 from tiercel.api.http.sse import EventStream, named_frame
 from tiercel.api.http.structured import form_named
@@ -60,7 +60,7 @@ async def messages(request: Request, service: Service) -> Response:
         is_stream=bool(ask.stream),
         has_form=bool(ask.tools) or ask.output_config is not None,
     )
-    prepared, running = await until_gone(request.receive, start)
+    prepared, running = await until_gone(request.receive, start, on_unwanted=close_started)
     answer = _MessageAnswer(service, ask, prepared, f"msg_{request_id}")
     if ask.stream:
         return _MessageStream(

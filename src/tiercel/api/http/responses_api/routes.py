@@ -23,7 +23,7 @@ from tiercel.api.http.responses_api.event_log import EventLog, EventsGone
 from tiercel.api.http.responses_api.items import Item, new_id
 from tiercel.api.http.responses_api.schema import ResponsesRequest
 from tiercel.api.http.responses_api.store import Record
-from tiercel.api.http.running import Running, until_gone
+from tiercel.api.http.running import Running, close_started, until_gone
 from tiercel.api.http.service import Service
 from tiercel.api.http.sse import EventStream
 from tiercel.api.http.tracing import note_running, take_over
@@ -55,7 +55,7 @@ async def create(request: Request, service: Service) -> Response:
         is_stream=bool(ask.stream or ask.background),
         has_form=bool(ask.tools) or (ask.text is not None and ask.text.format is not None),
     )
-    asked, running = await until_gone(request.receive, start)
+    asked, running = await until_gone(request.receive, start, on_unwanted=close_started)
     making = _Making(service, asked, owner, echo(asked, service, response_id, created_s), running)
     request_id: str = request.scope["state"]["request_id"]
     if ask.background:
