@@ -45,6 +45,7 @@ llama= ik= openvino= vllm= transformers=
   row latency prefill-smollm2 $llama $ik $openvino
   row ops prefill-ops-smollm2
   row latency prefill-2048-smollm2 $openvino
+  row latency prefill-2048-int8-smollm2 $openvino
   row throughput batch8-smollm2 $openvino
   row throughput batch32-smollm2 $openvino
   row latency decode-gemma3 $llama
