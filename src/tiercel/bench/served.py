@@ -30,7 +30,7 @@ from tiercel.bench.rows import OURS, Contestant, Row, spread
 
 PATH = "/v1/completions"
 _PACKAGES = ("numpy", "tokenizers", "starlette", "uvicorn", "h11", "msgspec")
-_ADDRESS = re.compile(r"at (http://\S+)/v1$")
+_ADDRESS = re.compile(r"at (http://\S+?)/v1(?:;|$)")
 # A server that asks for a key would refuse us.
 _KEY_VARIABLES = ("TIERCEL_API_KEY", "VLLM_API_KEY")
 

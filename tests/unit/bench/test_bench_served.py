@@ -171,3 +171,17 @@ def test_served_writes_a_row(engine, capsys, no_checkout, monkeypatch):
 def test_served_has_no_peers(engine, capsys, no_checkout, tmp_path):
     assert main.main(["bench", "served", "--peer", "x=python", "--peers-dir", str(tmp_path)]) == 2
     assert "leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_page", [True, False])
+def test_the_address_is_read_from_what_our_server_says(has_page):
+    code = (
+        "from tiercel.api.http.address import take_address\n"
+        "from tiercel.api.http.server import _announce\n"
+        "from tiercel.api.http.settings import ServerSettings\n"
+        f"settings = ServerSettings(served_names=('tiny',), port=0, has_page={has_page})\n"
+        "_announce(settings, take_address(settings))\n"
+        "import time; time.sleep(600)\n"
+    )
+    with served.running_server([sys.executable, "-c", code], deadline_s=60.0) as server:
+        assert server.port > 0
