@@ -104,6 +104,22 @@ def test_a_streams_outputs_have_as_many_tokens_as_asked_for(interval, sizes):
     client.close()
 
 
+@pytest.mark.parametrize(
+    ("own", "engines", "sizes"), [(4, 1, [1, 4, 4, 3]), (2, 4, [1, 4, 4, 3]), (None, 4, [1, 4, 4, 3])]
+)
+def test_a_requests_stream_interval_holds_unless_the_engines_is_larger(own, engines, sizes):
+    client = make_client(starts=False, stream_interval=engines)
+    handle = client.submit("hello", greedy(output_kind=DELTA, stream_interval=own))
+    outputs = []
+    while client.core.step_once():
+        if handle._state.has_news:
+            outputs.append(next(handle))
+    outputs += handle
+    assert [len(output.outputs[0].token_ids) for output in outputs] == sizes
+    assert "".join(output.outputs[0].text for output in outputs) == text_of("hello", 12)
+    client.close()
+
+
 def test_a_stream_that_is_aborted_between_two_outputs_ends(client):
     slow = make_client(starts=False, stream_interval=50)
     handle = slow.submit("hello", greedy(max_tokens=40, output_kind=DELTA))

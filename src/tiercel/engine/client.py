@@ -398,7 +398,7 @@ class EngineClient:
             params,
             self.tokenizer,
             arrival_s,
-            stream_interval=self.core.config.stream_interval,
+            stream_interval=max(params.stream_interval or 1, self.core.config.stream_interval),
         )
         new = self._sequences_of(prepared, request_id, arrival_s, thinking)
         handle = RequestHandle(self, state, [one.sequence_id for one in new])

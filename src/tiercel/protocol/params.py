@@ -105,6 +105,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
         thinking_token_budget   tokens of reasoning, 0 and up, after which the model is made to end it; -1 and None: no
                              limit. Needs a model whose marks of reasoning are known (`text.thinking_budget`)
         repetition_detection    ends an output whose last tokens only repeat themselves (`protocol.repetition`)
+        stream_interval      tokens that an output of a stream has at least, but for its first and its last; 1 and up,
+                             and no less than the engine's own; None: the engine's
         structured_outputs   the form of the text (`protocol.structured`); it may end before min_tokens when it is
         complete
 
@@ -142,6 +144,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    stream_interval: int | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -277,8 +280,11 @@ _INT_RANGES = (
     ("logprobs", -1, _INT64[1]),
     ("prompt_logprobs", -1, _INT64[1]),
     ("thinking_token_budget", -1, _INT64[1]),
+    ("stream_interval", 1, _INT64[1]),
 )
-_MAY_BE_NONE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"})
+_MAY_BE_NONE = frozenset(
+    {"seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget", "stream_interval"}
+)
 _FLAGS = (
     "ignore_eos",
     "include_stop_str_in_output",

@@ -40,6 +40,7 @@ _SAME: Final = (
     "allowed_token_ids",
     "bad_words",
     "thinking_token_budget",
+    "stream_interval",
 )
 # What a model may recommend (generation_config.json), by its name here.
 _RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

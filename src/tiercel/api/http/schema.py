@@ -44,7 +44,6 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1, 1.0), _BEAMS),
     "logprob_token_ids": ((), "it is not there yet; logprobs gives the likeliest ones"),
-    "stream_interval": ((1,), _NOT_YET),
     "return_token_offsets": ((False,), _NOT_YET),
     "return_assistant_tokens_mask": ((False,), _NOT_YET),
     "routed_experts_prompt_start": ((), _NOT_YET),
@@ -109,6 +108,7 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
     structured_outputs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     repetition_detection: Repetition | None = None
+    stream_interval: int | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
