@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiercel.llm.async_llm import AsyncLLM
     from tiercel.llm.llm import LLM
+    from tiercel.protocol.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from tiercel.protocol.outputs import CompletionOutput, Logprob, RequestOutput
     from tiercel.protocol.params import RequestOutputKind, SamplingParams
     from tiercel.protocol.structured import StructuredOutputsParams
@@ -18,6 +19,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "tiercel.llm.llm",
     "AsyncLLM": "tiercel.llm.async_llm",
+    "BeamSearchOutput": "tiercel.protocol.beams",
+    "BeamSearchParams": "tiercel.protocol.beams",
+    "BeamSearchSequence": "tiercel.protocol.beams",
     "SamplingParams": "tiercel.protocol.params",
     "StructuredOutputsParams": "tiercel.protocol.structured",
     "RequestOutputKind": "tiercel.protocol.params",
@@ -28,6 +32,9 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "Logprob",
     "RequestOutput",

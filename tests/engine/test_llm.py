@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tiercel import LLM, AsyncLLM, RequestOutputKind, SamplingParams
+from tiercel import LLM, AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams
 from tiercel.base.absent import REMOVED
 from tiercel.base.errors import (
     ConfigError,
@@ -699,3 +699,47 @@ def test_leaving_the_with_answers_open_streams_and_frees_everything(folder):
     assert streams.client._owners == {}
     streams.client.core._scheduler.check_idle()
     streams.shutdown()
+
+
+def test_a_beam_search_gives_each_prompts_likeliest_sequences(llm):
+    prompts = ["hello", {"prompt_token_ids": ids("world")}]
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    outputs = llm.beam_search(prompts, params)
+    assert [len(output.sequences) for output in outputs] == [3, 3]
+    assert outputs == llm.beam_search(prompts, params, concurrency_limit=1)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        sums = [one.cum_logprob for one in output.sequences]
+        assert sums == sorted(sums, reverse=True)
+        for one in output.sequences:
+            assert one.orig_prompt == prompt
+            assert one.tokens[:5] == ids("hello" if prompt == "hello" else "world")
+            assert one.text.startswith("hello" if prompt == "hello" else "world")
+            assert len(one.logprobs) == len(one.tokens) - 5 == 6
+            chosen = [entries[i] for i, entries in zip(one.tokens[5:], one.logprobs, strict=True)]
+            assert sum(entry.logprob for entry in chosen) == pytest.approx(one.cum_logprob)
+            assert all(len(entries) == 6 for entries in one.logprobs)
+
+
+def test_a_beams_sum_is_what_scoring_the_same_tokens_gives(llm):
+    (output,) = llm.beam_search("hello", BeamSearchParams(beam_width=4, max_tokens=8, ignore_eos=True))
+    for one in output.sequences:
+        (scored,) = llm.generate([one.tokens], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+        entries = [entries[i] for i, entries in zip(one.tokens[5:], scored.prompt_logprobs[5:], strict=True)]
+        assert one.cum_logprob == sum(entry.logprob for entry in entries)
+
+
+def test_a_beam_search_of_width_one_is_greedy(llm):
+    (output,) = llm.beam_search("hello", BeamSearchParams(beam_width=1, max_tokens=20))
+    (plain,) = llm.generate("hello", SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+    assert output.sequences[0].tokens[5:] == plain.outputs[0].token_ids
+    assert output.sequences[0].text == "hello" + plain.outputs[0].text
+
+
+def test_a_beam_search_of_other_things_is_refused(llm):
+    with pytest.raises(RequestError, match="BeamSearchParams"):
+        llm.beam_search("hello", SamplingParams())
+    with pytest.raises(RequestError, match="concurrency_limit"):
+        llm.beam_search("hello", BeamSearchParams(beam_width=2, max_tokens=2), concurrency_limit=0)
+    with pytest.raises(PromptTooLong):
+        llm.beam_search("x" * 100_000, BeamSearchParams(beam_width=2, max_tokens=2))
+    assert llm.beam_search([], BeamSearchParams(beam_width=2, max_tokens=2)) == []

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import asyncio
     from types import TracebackType
 
+    from tiercel.engine.beams import BeamHandle
+    from tiercel.protocol.beams import BeamSearchParams
     from tiercel.sampling.budget_constraint import BudgetConstraint
     from tiercel.sampling.constraint import Constraint
     from tiercel.sampling.grammar_limits import GrammarLimits
@@ -264,10 +266,12 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str | None = None,
         thinking: "ThinkingMarks | None" = None,
+        is_bounded: bool = True,
     ) -> RequestHandle:
         """Check a request and send it to the engine; nothing waits here but for a form that must be compiled.
 
-        `thinking`: what tells the model's reasoning apart; structured output begins behind it.
+        `thinking`: what tells the model's reasoning apart; structured output begins behind it. `is_bounded`: it is
+        refused when too many wait; for what goes on with work that was accepted, false.
 
         Raises:
             RequestError: it is refused (PromptTooLong, QueueFull and others); `param` names the field.
@@ -276,7 +280,34 @@ class EngineClient:
         prepared = self._reader.prepare(
             prompt, params or SamplingParams(), priority=priority, cache_salt=cache_salt, thinking=thinking
         )
-        return self._send(prepared, request_id, is_bounded=True, thinking=thinking)
+        return self._send(prepared, request_id, is_bounded=is_bounded, thinking=thinking)
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str | None = None
+    ) -> PreparedRequest:
+        """Check a request as `submit` does; nothing is sent.
+
+        Raises: RequestError
+        """
+        return self._reader.prepare(prompt, params, priority=priority, cache_salt=cache_salt)
+
+    def beam_search(
+        self,
+        prompt: Prompt,
+        params: "BeamSearchParams",
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> "BeamHandle":
+        """Check a search for the likeliest sequences; it runs while its handle is read, on an event loop.
+
+        Raises: RequestError: it is refused; `param` names the field.
+        """
+        from tiercel.engine.beams import BeamHandle, prepare_beams
+
+        prepared = prepare_beams(self, prompt, params, priority=priority, cache_salt=cache_salt)
+        return BeamHandle(self, prepared, params, request_id or os.urandom(16).hex())
 
     async def generate(
         self,

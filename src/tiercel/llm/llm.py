@@ -11,6 +11,7 @@ import msgspec
 from tiercel import boot
 from tiercel.base.config import engine_options
 from tiercel.base.errors import ConfigError, RequestError, TiercelError
+from tiercel.protocol.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -114,6 +115,66 @@ class LLM:
             for one in _as_conversations(messages)
         ]
         return self._run(prompts, sampling_params, use_tqdm=use_tqdm, priority=0)
+
+    def beam_search(
+        self,
+        prompts: "Prompt | Sequence[Prompt]",
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Look for the likeliest sequences that go on from each prompt; the outputs come in the order of the prompts.
+
+        `concurrency_limit` is how many prompts are searched for at once; None: all.
+
+        Raises:
+            RequestError: a prompt is refused, before any is run.
+            RequestFailed: a step could not be finished.
+        """
+        from tiercel.engine.beams import outputs_of, prepare_beams, run_beams
+        from tiercel.protocol.outputs import RequestOutput
+
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params: got {type(params).__name__}; BeamSearchParams is needed", param="params")
+        if concurrency_limit is not None and (type(concurrency_limit) is not int or concurrency_limit < 1):
+            raise RequestError(
+                f"concurrency_limit: got {concurrency_limit!r}; a whole number, 1 or more, or None is needed",
+                param="concurrency_limit",
+            )
+        asked = _as_list(prompts)
+        prepared = [prepare_beams(self.client, prompt, params) for prompt in asked]
+        outputs = [BeamSearchOutput() for _ in prepared]
+        size = concurrency_limit or max(len(prepared), 1)
+
+        def results() -> "Iterator[tuple[int, RequestOutput | TiercelError]]":
+            for first in range(0, len(prepared), size):
+                for i, beams in run_beams(self.client, prepared[first : first + size], params):
+                    one = prepared[first + i]
+                    found = outputs_of(beams, one.token_ids, params, self._engine.tokenizer)
+                    before = one.text if one.text is not None else self._text_of(one.token_ids, params)
+                    outputs[first + i].sequences = [
+                        BeamSearchSequence(
+                            orig_prompt=asked[first + i],
+                            tokens=one.token_ids + out.token_ids,
+                            logprobs=out.logprobs or [],
+                            cum_logprob=out.cumulative_logprob or 0.0,
+                            text=None if before is None else before + out.text,
+                            finish_reason=out.finish_reason,
+                        )
+                        for out in found
+                    ]
+                    yield first + i, RequestOutput("", one.text, one.token_ids, None, found, finished=True)
+
+        for _ in _with_progress(results(), len(prepared), is_shown=use_tqdm):
+            pass
+        return outputs
+
+    def _text_of(self, token_ids: list[int], params: BeamSearchParams) -> str | None:
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            return None
+        return tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
 
     def stream(self, prompt: "Prompt", sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
         """Yield the text of one completion as it comes; closing the generator aborts it."""

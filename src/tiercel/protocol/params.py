@@ -39,11 +39,13 @@ _INT64 = (-(2**63), 2**63 - 1)
 
 # Names that people know from elsewhere, with what to do instead. Others get the nearest name.
 _GUIDED = "removed: structured_outputs=StructuredOutputsParams(json=..., regex=..., choice=..., grammar=...) has them"
+_BEAMS = "LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...)) has it"
 _HINTS = {
     "best_of": "removed; ask for n outputs and rank them by cumulative_logprob",
-    "use_beam_search": "beam search is not there yet; leave it out",
-    "length_penalty": "beam search is not there yet; leave it out",
-    "early_stopping": "beam search is not there yet; leave it out",
+    "use_beam_search": _BEAMS,
+    "beam_width": _BEAMS,
+    "length_penalty": _BEAMS,
+    "early_stopping": "a beam search ends as soon as nothing better can be found; leave it out",
     "guided_decoding": _GUIDED,
     "response_format": "a field of chat requests; structured_outputs=StructuredOutputsParams(...) is the same here",
     "logits_processors": "functions over logits are not there yet; logit_bias, allowed_token_ids and bad_words are",

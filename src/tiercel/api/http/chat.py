@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Envelope, Tally, envelope, has_usage, request_id_of, request_metrics, writes_ids
+from tiercel.api.http.beams import beams_of
 from tiercel.api.http.params import chat_params, check_stream
 from tiercel.api.http.parsing import ParsedOutput, ParsePlan, parse_plan, thinking_marks
 from tiercel.api.http.prompts import check_counts, check_prompt_logprobs, cut, encode, render_chat, with_one_bos
@@ -99,6 +100,12 @@ def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[
         )
     text = render_chat(service, ask, ask.messages)
     parsers = service.parsers
+    if use.has_form and ask.use_beam_search:
+        raise RequestError(
+            "tools: calls in a form cannot be kept to in a beam search; leave out use_beam_search, or send tool_choice "
+            "auto or none",
+            param="tools",
+        )
     if use.has_form and service.engine.tokenizer is not None:
         params, parsers = _with_calls(service, use, params)
     parsing = parse_plan(service, ask, use, text, parsers, has_form=params.structured_outputs is not None)
@@ -117,6 +124,7 @@ def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[
         priority=priority_of(request, ask.priority),
         cache_salt=ask.cache_salt,
         thinking=thinking_marks(service, ask, text, before_calls=use.has_form),
+        beams=beams_of(ask, params),
     )
     return PreparedChat(text, token_ids, _echo(ask), parsing), [one]
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from tiercel.api.http import logprobs
 from tiercel.api.http.answer import Envelope, Tally, envelope, has_usage, request_id_of, request_metrics, writes_ids
+from tiercel.api.http.beams import beams_of
 from tiercel.api.http.chat import priority_of
 from tiercel.api.http.params import check_stream, completion_params
 from tiercel.api.http.prompts import check_prompt_logprobs, cut, encode
@@ -97,14 +98,16 @@ def prepare_completion(
     max_model_len = service.engine.max_model_len
     params = completion_params(ask, service.defaults, service.settings, max_model_len)
     n_most = service.engine.client.core.config.max_waiting
-    if len(prompts) * params.n > n_most:
+    n = ask.n or 1
+    if len(prompts) * n > n_most:
         raise RequestError(
-            f"n: {len(prompts)} prompts with {params.n} answers each; at most {n_most} answers can wait; send fewer",
+            f"n: {len(prompts)} prompts with {n} answers each; at most {n_most} answers can wait; send fewer",
             param="n",
         )
     priority = priority_of(request, ask.priority)
     special = ask.add_special_tokens is not False
     is_cut_later = ask.truncate_prompt_tokens is not None
+    beams = beams_of(ask, params)
     submissions = []
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -114,7 +117,9 @@ def prepare_completion(
         else:
             kept, text = cut(ask, prompt, params.max_tokens, max_model_len), None
         submissions.append(
-            Submission(text=text, token_ids=kept, params=params, priority=priority, cache_salt=ask.cache_salt)
+            Submission(
+                text=text, token_ids=kept, params=params, priority=priority, cache_salt=ask.cache_salt, beams=beams
+            )
         )
     check_prompt_logprobs(service, params, sum(len(one.token_ids) for one in submissions))
     return submissions, submissions

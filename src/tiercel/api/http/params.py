@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tiercel.api.http.beams import check_beams, step_params
 from tiercel.api.http.schema import ChatRequest, CompletionRequest, Generation
 from tiercel.api.http.settings import ServerSettings
 from tiercel.api.http.structured import form_of
@@ -180,6 +181,14 @@ def _params(
             f"n: got {n}; 1 to {settings.n_outputs_max} is needed; lower it or raise n_outputs_max", param="n"
         )
     _check_counts(ask, settings)
+    check_beams(ask)
+    if ask.use_beam_search:
+        if prompt_logprobs is not None:
+            raise RequestError(
+                "logprobs: the prompt's, with echo, are not given with a beam search; leave one of them out",
+                param="logprobs",
+            )
+        return step_params(ask, max_tokens, logprobs)
     temperature = given.get("temperature")
     if temperature is not None and GREEDY_BELOW <= temperature < TEMPERATURE_MIN:
         given["temperature"] = TEMPERATURE_MIN  # as SamplingParams does, which warns: of no use in a server's log

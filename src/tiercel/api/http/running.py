@@ -6,17 +6,19 @@ freed within a step. Outputs are merged in the order they come; a slow reader ge
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from starlette.types import Receive
 
     from tiercel.api.http.request_log import OutputLog
+    from tiercel.engine.beams import BeamHandle
     from tiercel.engine.client import RequestHandle
     from tiercel.engine.outputs import RequestSummary
     from tiercel.protocol.outputs import RequestOutput
 
 T = TypeVar("T")
+Handle: TypeAlias = "RequestHandle | BeamHandle"
 
 
 class ClientGone(Exception):
@@ -26,7 +28,7 @@ class ClientGone(Exception):
 class Running:
     """One engine request for each prompt."""
 
-    def __init__(self, handles: Sequence["RequestHandle"], log: "OutputLog | None" = None) -> None:
+    def __init__(self, handles: Sequence[Handle], log: "OutputLog | None" = None) -> None:
         self.handles = tuple(handles)
         self._log = log
         self.on_close: Callable[[Running], None] | None = None
@@ -85,7 +87,7 @@ class Running:
 _News = tuple[int, "RequestOutput | Exception | None"]
 
 
-async def _forward(i: int, handle: "RequestHandle", queue: "asyncio.Queue[_News]") -> None:
+async def _forward(i: int, handle: Handle, queue: "asyncio.Queue[_News]") -> None:
     ended_by: Exception | None = None
     try:
         async for output in handle:

@@ -17,7 +17,6 @@ FREE: Final = frozenset(
 
 _FUNCTIONS = "removed: tools and tool_choice are in its place"
 _GUIDED = "removed: structured_outputs has json, regex, choice, grammar and whitespace_pattern in its place"
-_BEAMS = "beam search is not there yet; leave it out"
 _MEDIA = "this model reads text only; leave it out"
 _TRANSFER = "moving pages between servers is not there yet; leave it out"
 _NOT_YET = "it is not there yet; leave it out"
@@ -41,8 +40,6 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "web_search_options": ((), "nothing is searched from here; leave it out"),
     "verbosity": (("medium",), "say in a message how long the answer should be"),
     "best_of": ((1,), "removed: ask for n answers with logprobs and choose among them"),
-    "use_beam_search": ((False,), _BEAMS),
-    "length_penalty": ((1, 1.0), _BEAMS),
     "logprob_token_ids": ((), "it is not there yet; logprobs gives the likeliest ones"),
     "return_token_offsets": ((False,), _NOT_YET),
     "return_assistant_tokens_mask": ((False,), _NOT_YET),
@@ -109,6 +106,8 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
     thinking_token_budget: int | None = None
     repetition_detection: Repetition | None = None
     stream_interval: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None

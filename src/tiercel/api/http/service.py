@@ -24,11 +24,11 @@ from tiercel.api.http.params import usable_defaults
 from tiercel.api.http.probe import Probe
 from tiercel.api.http.request_log import RequestLog
 from tiercel.api.http.responses_api.store import ResponseStore
-from tiercel.api.http.running import Running
+from tiercel.api.http.running import Handle, Running
 from tiercel.api.http.settings import ServerSettings
 from tiercel.api.http.tracing import make_tracer, note_running
 from tiercel.base.errors import ConfigError, ModelFileError, RequestError, TiercelError, UnknownModel
-from tiercel.engine.client import RequestHandle
+from tiercel.protocol.beams import BeamSearchParams
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 from tiercel.text.chat_template import ChatTemplate, default_template
 from tiercel.text.parsers.registry import ParserChoice, choose_of
@@ -54,6 +54,7 @@ class Submission:
     priority: int = 0
     cache_salt: str | None = None
     thinking: ThinkingMarks | None = None
+    beams: BeamSearchParams | None = None  # a search, in place of `params`
 
 
 class Service:
@@ -227,15 +228,21 @@ class Service:
 
     def _submit(
         self, prepare: Callable[[], tuple[T, Sequence[Submission]]], request_id: str, kind: RequestOutputKind
-    ) -> tuple[T, list[RequestHandle]]:
+    ) -> tuple[T, list[Handle]]:
         prepared, submissions = prepare()
         # Clients may send one id twice at once; the engine's ids are unique.
         stem = f"{request_id}-{uuid.uuid4().hex[:8]}"
-        handles: list[RequestHandle] = []
+        handles: list[Handle] = []
         self.log.asked(request_id, submissions)
         try:
             for i, one in enumerate(submissions):
                 prompt: dict[str, Any] = {"prompt": one.text, "prompt_token_ids": one.token_ids}
+                if one.beams is not None:
+                    found = self.engine.client.beam_search(
+                        prompt, one.beams, request_id=f"{stem}-{i}", priority=one.priority, cache_salt=one.cache_salt
+                    )
+                    handles.append(found)
+                    continue
                 params = msgspec.structs.replace(one.params, output_kind=kind)
                 handles.append(
                     self.engine.client.submit(
@@ -254,7 +261,7 @@ class Service:
         return prepared, handles
 
 
-def _close_unwanted(work: "Future[tuple[Any, list[RequestHandle]]]") -> None:
+def _close_unwanted(work: "Future[tuple[Any, list[Handle]]]") -> None:
     if work.cancelled():
         return
     error = work.exception()

@@ -151,6 +151,11 @@ def params_of_json(given: Mapping[str, Any]) -> SamplingParams:
 
 
 def _rendered(service: Service, ask: Generation, one: Submission, request_id: str) -> dict[str, Any]:
+    if ask.use_beam_search:
+        raise RequestError(
+            "use_beam_search: got true; a search has no parameters that generate takes; leave it out",
+            param="use_beam_search",
+        )
     context = service.engine.max_model_len
     room = context - len(one.token_ids)
     if not one.token_ids or room < 1:
