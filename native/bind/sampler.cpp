@@ -47,7 +47,7 @@ void check(const SamplerParams& p) {
 SamplerParams make_sampler_params(double temperature, double top_p, int64_t top_k, double min_p, double presence_penalty,
                                   double frequency_penalty, double repetition_penalty, uint64_t seed, int64_t min_tokens, Ids stop_ids,
                                   const std::vector<std::pair<int32_t, double>>& logit_bias, std::optional<Ids> allowed_ids,
-                                  const std::vector<Ids>& bad_words) {
+                                  const std::vector<Ids>& bad_words, Ids told_ids) {
   SamplerParams p;
   p.temperature = temperature;
   p.top_p = top_p;
@@ -59,6 +59,7 @@ SamplerParams make_sampler_params(double temperature, double top_p, int64_t top_
   p.seed = seed;
   p.min_tokens = min_tokens;
   p.stop_ids = std::move(stop_ids);
+  p.told_ids = std::move(told_ids);
   for (const auto& [id, value] : logit_bias) p.bias.push_back({id, value});
   p.has_allowed_ids = allowed_ids.has_value();
   if (allowed_ids) p.allowed_ids = std::move(*allowed_ids);
@@ -121,7 +122,7 @@ void bind_sampler(nb::module_& m) {
   m.def("make_sampler_params", &make_sampler_params, nb::kw_only(), "temperature"_a = 0.0, "top_p"_a = 1.0, "top_k"_a = 0, "min_p"_a = 0.0,
         "presence_penalty"_a = 0.0, "frequency_penalty"_a = 0.0, "repetition_penalty"_a = 1.0, "seed"_a = 0, "min_tokens"_a = 0,
         "stop_ids"_a = Ids{}, "logit_bias"_a = std::vector<std::pair<int32_t, double>>{}, "allowed_ids"_a = nb::none(),
-        "bad_words"_a = std::vector<Ids>{}, "Raises ValueError when a value is out of its range.");
+        "bad_words"_a = std::vector<Ids>{}, "told_ids"_a = Ids{}, "Raises ValueError when a value is out of its range.");
   m.def("sample_row", &sample_row_door, "logits"_a, "params"_a, "tokens"_a, "n_prompt"_a, nb::kw_only(), "n_top"_a = nb::none(),
         "level"_a = nb::none(), "mask"_a = nb::none(),
         "One row's (token, logprob, rank, top ids, top logprobs). For tests: allocates its scratch at each call.");

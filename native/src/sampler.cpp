@@ -310,13 +310,16 @@ class RowScorer {
   RowScorer(std::span<const float> logits, SamplerScratch& scratch)
       : x_(logits.data()), v_(static_cast<int64_t>(logits.size())), s_(scratch) {}
 
-  SampleOut score(int32_t token, const TopOut& top) {
+  SampleOut score(int32_t token, const TopOut& top, std::span<const int32_t> told = {}) {
     const int64_t likeliest = s_.argmax_(x_, v_);
     if (likeliest < 0 || x_[likeliest] == kInf) return nothing(kBadLogits, top);
     if (x_[likeliest] == -kInf || token < 0 || token >= v_) return nothing(kNothingAllowed, top);
     largest_ = x_[likeliest];
     log_total_ = sampler_math::log_of_weight(sum_of_weights(x_, v_, largest_));
-    list_likeliest(top);
+    if (told.empty())
+      list_likeliest(top);
+    else
+      list_told(top, told);
     int32_t rank = 1;
     for (int64_t i = 0; i < v_; ++i) rank += x_[i] > x_[token];
     return {token, logprob(token), rank};
@@ -330,6 +333,14 @@ class RowScorer {
 
  private:
   float logprob(int64_t id) const { return static_cast<float>((static_cast<double>(x_[id]) - largest_) - log_total_); }
+
+  void list_told(const TopOut& top, std::span<const int32_t> told) {
+    for (int32_t i = 0; i < top.n_top; ++i) {
+      const bool is_there = static_cast<size_t>(i) < told.size() && told[static_cast<size_t>(i)] >= 0 && told[static_cast<size_t>(i)] < v_;
+      top.ids[i] = is_there ? told[static_cast<size_t>(i)] : -1;
+      top.logprobs[i] = is_there ? logprob(top.ids[i]) : kNan;
+    }
+  }
 
   void list_likeliest(const TopOut& top) {
     const int32_t n = static_cast<int32_t>(std::min<int64_t>(top.n_top, v_));
@@ -376,7 +387,7 @@ SampleOut sample_row(const SamplerParams& params, const SampleRow& row, SamplerS
   const int32_t token = RowSampler(params, row, scratch).token();
   if (top == nullptr) return {token, kNan, 0};
   if (token < 0) return RowScorer::nothing(token, *top);
-  return RowScorer(row.logits, scratch).score(token, *top);
+  return RowScorer(row.logits, scratch).score(token, *top, params.told_ids);
 }
 
 SampleOut score_row(std::span<const float> logits, int32_t token, SamplerScratch& scratch, const TopOut& top) {

@@ -20,6 +20,20 @@ def native_sample(logits, params, history, n_prompt, seed, stop_ids=(), *, n_top
     )
 
 
+def test_tokens_that_are_named_are_told_of_in_their_order():
+    rng = np.random.default_rng(5)
+    for v in (2, 65, 2900):
+        for temperature in (0.0, 1.0):
+            logits = rng.normal(0, 3, v).astype(np.float32)
+            logits[0] = -np.inf
+            named = rng.permutation(v)[:100].tolist()
+            params = SamplingParams(temperature=temperature, logprob_token_ids=named)
+            for n_top in (len(named), len(named) + 3, 1, 0):
+                expected = reference.sample(logits, params, [0, 1], 1, 7, n_top=n_top)
+                assert_same(native_sample(logits, params, [0, 1], 1, 7, n_top=n_top), expected, n_top)
+                assert expected.top_ids.tolist() == named[:n_top]
+
+
 def random_mask(rng, v):
     """Words of all kinds: nothing, everything, some; bits behind the vocabulary say nothing."""
     words = rng.integers(0, 2**32, -(-v // 32), np.uint64).astype(np.uint32)

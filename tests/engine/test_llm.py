@@ -701,6 +701,45 @@ def test_leaving_the_with_answers_open_streams_and_frees_everything(folder):
     streams.shutdown()
 
 
+def test_tokens_that_are_named_are_told_of_as_among_all(llm):
+    named = [LETTERS[9], LETTERS[0], END, LETTERS[3]]
+    plain = greedy(logprobs=20, max_tokens=5, allowed_token_ids=None)
+    asked = greedy(logprob_token_ids=named, max_tokens=5, allowed_token_ids=None)
+    # Rows of one step have different wishes, and each gets its own.
+    top, told = llm.generate(["hello", "hello"], [plain, asked], use_tqdm=False)
+    assert told.outputs[0].token_ids == top.outputs[0].token_ids
+    for token_id, all_of, entries in zip(
+        told.outputs[0].token_ids, top.outputs[0].logprobs, told.outputs[0].logprobs, strict=True
+    ):
+        assert list(entries) == list(dict.fromkeys([token_id, *named]))
+        assert entries[token_id] == all_of[token_id]
+        assert all(entries[i].logprob == all_of[i].logprob for i in named if i in all_of)
+        assert all(entries[i].rank is None for i in named if i != token_id)
+    assert told.outputs[0].cumulative_logprob == top.outputs[0].cumulative_logprob
+
+
+def test_more_tokens_may_be_named_than_max_logprobs(llm):
+    (output,) = llm.generate("hello", greedy(logprob_token_ids=range(128), max_tokens=2), use_tqdm=False)
+    assert all(len(entries) == 128 for entries in output.outputs[0].logprobs)
+    assert all(set(entries) == set(range(128)) for entries in output.outputs[0].logprobs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprob_token_ids": []}, "logprob_token_ids"),
+        ({"logprob_token_ids": range(129)}, "logprob_token_ids"),
+        ({"logprob_token_ids": [10**6]}, "logprob_token_ids"),
+        ({"logprob_token_ids": ["a"]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [1, 2], "logprobs": 3}, "logprobs"),
+    ],
+)
+def test_tokens_that_cannot_be_told_of_are_refused(llm, fields, param):
+    with pytest.raises(RequestError) as caught:
+        llm.generate("hello", SamplingParams(**fields), use_tqdm=False)
+    assert caught.value.param == param
+
+
 def test_a_beam_search_gives_each_prompts_likeliest_sequences(llm):
     prompts = ["hello", {"prompt_token_ids": ids("world")}]
     params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)

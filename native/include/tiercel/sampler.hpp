@@ -37,6 +37,7 @@ struct SamplerParams {
   std::vector<int32_t> allowed_ids;
   std::vector<int32_t> bad_tokens; // the bad words' ids, one word after the other
   std::vector<int32_t> bad_ends;   // where each word ends in bad_tokens; no word is empty
+  std::vector<int32_t> told_ids;   // whose log-probabilities are told, in this order, in place of the likeliest; empty: those
 };
 
 struct SampleRow {
@@ -50,8 +51,8 @@ struct SampleRow {
 // Words of a mask over a vocabulary.
 constexpr int64_t mask_words(int64_t vocab_size) { return (vocab_size + 31) / 32; }
 
-// Where log-probabilities go: the likeliest n_top by the logits as given, best first, ties by id. Past V: id -1 and
-// NaN.
+// Where log-probabilities go: the likeliest n_top by the logits as given, best first, ties by id, or those of a
+// sequence's told_ids. Past V, and past told_ids: id -1 and NaN.
 struct TopOut {
   int32_t n_top;
   int32_t* ids;    // [n_top]

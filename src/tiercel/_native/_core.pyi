@@ -186,6 +186,7 @@ def make_sampler_params(
     logit_bias: Sequence[tuple[int, float]] = [],
     allowed_ids: Sequence[int] | None = None,
     bad_words: Sequence[Sequence[int]] = [],
+    told_ids: Sequence[int] = [],
 ) -> SamplerParams: ...
 
 # Doors for tests: the engine replays programs and never comes this way.

@@ -32,7 +32,9 @@ def admit(
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
     for word_ids in params.bad_words_token_ids:
         _check_ids("bad_words", word_ids, limits.vocab_size)
-    _check_logprobs("logprobs", params.logprobs, limits.vocab_size, config.max_logprobs)
+    _check_ids("logprob_token_ids", params.logprob_token_ids or (), limits.vocab_size)
+    if params.logprob_token_ids is None:
+        _check_logprobs("logprobs", params.logprobs, limits.vocab_size, config.max_logprobs)
     _check_logprobs("prompt_logprobs", params.prompt_logprobs, limits.vocab_size, config.max_logprobs)
     if priority and config.scheduling_policy != "priority":
         raise RequestError(

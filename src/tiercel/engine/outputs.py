@@ -169,7 +169,10 @@ class SequenceOutput:
         first = len(self.token_ids) - len(self._raw_logprobs)
         new = [
             position_logprobs(
-                entry, self.token_ids[max(0, first + i - _N_CONTEXT_TOKENS_MAX) : first + i], self._tokenizer
+                entry,
+                self.token_ids[max(0, first + i - _N_CONTEXT_TOKENS_MAX) : first + i],
+                self._tokenizer,
+                has_ranks=self._params.logprob_token_ids is None,
             )
             for i, entry in enumerate(self._raw_logprobs)
         ]
@@ -319,12 +322,16 @@ class RequestState:
                 self._prompt_logprobs.append(position_logprobs(entry, before, self._tokenizer))
 
 
-def position_logprobs(entry: TokenLogprobs, before_ids: list[int], tokenizer: "Tokenizer | None") -> PositionLogprobs:
-    """Give one position's log-probabilities in vLLM's shape: the token's own first, then the likeliest."""
+def position_logprobs(
+    entry: TokenLogprobs, before_ids: list[int], tokenizer: "Tokenizer | None", *, has_ranks: bool = True
+) -> PositionLogprobs:
+    """Give one position's log-probabilities in vLLM's shape: the token's own first, then the likeliest, or those that
+    were named, whose ranks nobody counted (`has_ranks` false).
+    """
     found = {entry.token_id: Logprob(entry.logprob, entry.rank, token_text(entry.token_id, before_ids, tokenizer))}
     for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1):
         if token_id not in found:
-            found[token_id] = Logprob(logprob, rank, token_text(token_id, before_ids, tokenizer))
+            found[token_id] = Logprob(logprob, rank if has_ranks else None, token_text(token_id, before_ids, tokenizer))
     return found
 
 

@@ -34,6 +34,7 @@ STOP_CHARS_MAX = 1024
 N_LOGIT_BIAS_MAX = 1024
 N_BAD_WORDS_MAX = 128  # words, and again token sequences
 BAD_WORDS_TOKENS_MAX = 1024  # tokens of all the sequences together
+N_LOGPROB_TOKEN_IDS_MAX = 128
 LOGIT_BIAS_LIMIT = 100.0
 _INT64 = (-(2**63), 2**63 - 1)
 
@@ -49,7 +50,6 @@ _HINTS = {
     "guided_decoding": _GUIDED,
     "response_format": "a field of chat requests; structured_outputs=StructuredOutputsParams(...) is the same here",
     "logits_processors": "functions over logits are not there yet; logit_bias, allowed_token_ids and bad_words are",
-    "logprob_token_ids": "not there yet; logprobs=N gives the likeliest N",
     "truncate_prompt_tokens": "not there yet; cut the prompt's token ids yourself",
     "max_new_tokens": "the name here is max_tokens",
     "max_completion_tokens": "the name here is max_tokens",
@@ -100,6 +100,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
         max_tokens           1 and up; None: to the end of the context
         min_tokens           0..max_tokens
         logprobs, prompt_logprobs   0 and up; -1: the whole vocabulary; None: none
+        logprob_token_ids    up to 128 ids: log-probabilities of exactly these, in this order, and of the chosen token,
+                             in place of the likeliest; logprobs is left out, or says how many they are
         logit_bias           up to 1024 ids; each value in -100..100
         allowed_token_ids    at least one id
         bad_words            up to 128 non-empty strings
@@ -133,6 +135,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = ()
@@ -250,10 +253,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
             if not ids:
                 raise _refused("allowed_token_ids", [], "at least one id, or null for all", "leave it out")
             _set(self, "allowed_token_ids", ids)
+        if self.logprob_token_ids is not None:
+            self._check_named()
         if self.logit_bias is not None:
             _set(self, "logit_bias", _as_bias(self.logit_bias))
         if not _is_empty(self.bad_words_token_ids):
             _set(self, "bad_words_token_ids", _as_sequences(self.bad_words_token_ids))
+
+    def _check_named(self) -> None:
+        ids = _as_ids("logprob_token_ids", self.logprob_token_ids)
+        n = len(ids)
+        if not 1 <= n <= N_LOGPROB_TOKEN_IDS_MAX:
+            raise _refused("logprob_token_ids", f"{n} ids", f"1 to {N_LOGPROB_TOKEN_IDS_MAX}, or null", "")
+        if self.logprobs is not None and self.logprobs != n:
+            raise _refused(
+                "logprobs",
+                self.logprobs,
+                f"{n} or null with so many logprob_token_ids, which it tells of",
+                "leave it out",
+            )
+        _set(self, "logprob_token_ids", ids)
+        _set(self, "logprobs", n)
 
     def _become_greedy(self) -> None:
         if self.n > 1:

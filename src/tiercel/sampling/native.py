@@ -25,4 +25,5 @@ def native_params(params: SamplingParams, seed: int, stop_ids: Sequence[int]) ->
         logit_bias=list((params.logit_bias or {}).items()),
         allowed_ids=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
         bad_words=[list(word) for word in params.bad_words_token_ids],
+        told_ids=list(params.logprob_token_ids or ()),
     )

@@ -37,7 +37,8 @@ class Sample:
     """One row's outcome. Without a token, `token` is BAD_LOGITS or NOTHING_ALLOWED and the rest NaN, 0 and empty.
 
     Shapes:
-        top_ids  int32 [N], top_logprobs  f32 [N]   the likeliest by the logits as given, best first, ties by id
+        top_ids  int32 [N], top_logprobs  f32 [N]   the likeliest by the logits as given, best first, ties by id; or, of
+            a sample, those that the request names, in its order
     """
 
     token: int
@@ -75,13 +76,16 @@ def sample(
     if not edited.max() > -np.inf:
         return _no_sample(NOTHING_ALLOWED)
     if params.is_greedy:
-        return score(raw, int(edited.argmax()), n_top=n_top)
+        return score(raw, int(edited.argmax()), n_top=n_top, named=params.logprob_token_ids)
     z = keep_likely(tempered(edited, params.temperature), params)
-    return score(raw, draw(z, seed, position=len(ids)), n_top=n_top)
+    return score(raw, draw(z, seed, position=len(ids)), n_top=n_top, named=params.logprob_token_ids)
 
 
-def score(logits: F32, token: int, *, n_top: int = 0) -> Sample:
-    """Log-probability and rank of a given token, and the likeliest `n_top`."""
+def score(logits: F32, token: int, *, n_top: int = 0, named: Sequence[int] | None = None) -> Sample:
+    """Log-probability and rank of a given token, and those of the likeliest `n_top`, or of the first that are named.
+
+    Requires: those are in the vocabulary.
+    """
     raw = np.asarray(logits, np.float32)
     if not _are_usable(raw):
         return _no_sample(BAD_LOGITS)
@@ -92,7 +96,8 @@ def score(logits: F32, token: int, *, n_top: int = 0) -> Sample:
     log_total = arithmetic.log_of_weight(int(arithmetic.weights(x - largest).sum()))
     with np.errstate(over="ignore"):
         logprobs = ((x - largest) - log_total).astype(np.float32)
-    top = np.lexsort((np.arange(len(raw)), -raw))[:n_top]
+    top = np.lexsort((np.arange(len(raw)), -raw)) if named is None else np.asarray(named, np.int64)
+    top = top[:n_top]
     rank = 1 + int((raw > raw[token]).sum())
     return Sample(token, float(logprobs[token]), rank, top.astype(np.int32), logprobs[top])
 

@@ -9,6 +9,7 @@ reads is found out; with `runs_early` some run at once, as they may on a real ru
 slot that was last written for another position raises at once.
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -219,7 +220,7 @@ class FakeRunner:
         if plan.n_logprobs is None:
             return StepResult(plan.step_id, row_seq, row_pos, row_token, compute_ns=self._compute_ns)
         n = plan.n_logprobs
-        tops = [_top(value, n, self._limits.vocab_size) for *_, value in rows]
+        tops = [self._top_of(plan, row, n) for row in rows]
         logprobs = [_logprob(token, value, self._limits.vocab_size) for _, _, token, value in rows]
         return StepResult(
             plan.step_id,
@@ -232,6 +233,17 @@ class FakeRunner:
             top_logprobs=np.array([lps for _, lps in tops], np.float32).reshape(len(rows), n),
             compute_ns=self._compute_ns,
         )
+
+    def _top_of(self, plan: StepPlan, row: tuple[int, int, int, int], n: int) -> tuple[list[int], list[float]]:
+        """Give what is told of a row: of a sampled one, perhaps of tokens that its sequence names."""
+        s, position, _, value = row
+        size = self._limits.vocab_size
+        is_sampled = plan.seq_samples[s] and position == plan.seq_start[s] + plan.seq_tokens[s] - 1
+        named = self._row(int(plan.seq_slot[s])).params.logprob_token_ids if is_sampled else None
+        if named is None:
+            return _top(value, n, size)
+        n_more = n - len(named)
+        return [*named, *[-1] * n_more], [*(_logprob(i, value, size)[0] for i in named), *[math.nan] * n_more]
 
     def _skip_sequence(self, plan: StepPlan, s: int) -> list[tuple[int, int, int, int]]:
         """Give the rows of a sequence that nobody wants."""

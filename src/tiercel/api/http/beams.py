@@ -34,6 +34,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "prompt_logprobs": (),
+    "logprob_token_ids": (),
     "stream": (False,),
     "stream_interval": (1,),
 }

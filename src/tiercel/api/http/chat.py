@@ -235,7 +235,8 @@ class _ChatAnswer:
     def _logprobs(self, one: "CompletionOutput") -> dict[str, Any] | None:
         if one.logprobs is None or self._hides_tokens:
             return None
-        return logprobs.chat_logprobs(one.logprobs, self._ask.top_logprobs or 0, self._texts)
+        named = self._ask.logprob_token_ids
+        return logprobs.chat_logprobs(one.logprobs, self._ask.top_logprobs or 0, self._texts, named=named)
 
     async def frames(self, running: Running) -> AsyncGenerator[bytes, None]:
         """Give the answer's frames as they come, several at once when several are ready."""

@@ -40,13 +40,19 @@ class TokenTexts:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data) if data else f"token_id:{token_id}"
 
 
-def chat_logprobs(positions: Sequence[PositionLogprobs], n_top: int, texts: TokenTexts) -> dict[str, Any]:
-    """Give positions in the shape of chats; `n_top` -1 lists every entry."""
+def chat_logprobs(
+    positions: Sequence[PositionLogprobs], n_top: int, texts: TokenTexts, *, named: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Give positions in the shape of chats: with the likeliest `n_top` (-1: every entry), or the named tokens, in their
+    order.
+    """
     content = []
     for position in positions:
         (token_id, chosen), *_ = position.items()
         likeliest = sorted(position.items(), key=lambda pair: -pair[1].logprob)
         shown = likeliest if n_top == -1 else likeliest[:n_top]
+        if named is not None:
+            shown = [(i, position[i]) for i in dict.fromkeys(named)]
         content.append({**_entry(token_id, chosen, texts), "top_logprobs": [_entry(i, one, texts) for i, one in shown]})
     return {"content": content, "refusal": None}
 

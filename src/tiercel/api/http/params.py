@@ -42,6 +42,7 @@ _SAME: Final = (
     "bad_words",
     "thinking_token_budget",
     "stream_interval",
+    "logprob_token_ids",
 )
 # What a model may recommend (generation_config.json), by its name here.
 _RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -150,6 +151,16 @@ def _check_room(name: str, max_tokens: int, max_model_len: int) -> None:
 
 def _chat_logprobs(ask: ChatRequest, n_most: int) -> int | None:
     n = ask.top_logprobs
+    if ask.logprob_token_ids is not None:
+        n_named = len(dict.fromkeys(ask.logprob_token_ids))
+        if ask.logprobs is False:
+            raise RequestError("logprobs: got false with logprob_token_ids; leave one of them out", param="logprobs")
+        if n not in (None, 0, n_named):
+            raise RequestError(
+                f"top_logprobs: got {n}; exactly the {n_named} of logprob_token_ids are told of; leave one of them out",
+                param="top_logprobs",
+            )
+        return None
     if n is not None and n < -1:
         raise RequestError(f"top_logprobs: got {n}; 0 or more is needed, or -1 for all", param="top_logprobs")
     if n and not ask.logprobs:

@@ -40,7 +40,6 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "web_search_options": ((), "nothing is searched from here; leave it out"),
     "verbosity": (("medium",), "say in a message how long the answer should be"),
     "best_of": ((1,), "removed: ask for n answers with logprobs and choose among them"),
-    "logprob_token_ids": ((), "it is not there yet; logprobs gives the likeliest ones"),
     "return_token_offsets": ((False,), _NOT_YET),
     "return_assistant_tokens_mask": ((False,), _NOT_YET),
     "routed_experts_prompt_start": ((), _NOT_YET),
@@ -109,6 +108,7 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
