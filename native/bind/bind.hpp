@@ -12,9 +12,14 @@ namespace tiercel {
 // "float16", "float32" or "int8"; ValueError otherwise.
 KvType kv_type_named(const std::string& name);
 
+// A name of ops/activations.py, and of a router's scores; ValueError otherwise.
+Activation activation_named(const std::string& name);
+Scores scores_named(const std::string& name);
+
 void bind_linear(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
+void bind_experts(nanobind::module_& m);
 } // namespace tiercel

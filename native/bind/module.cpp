@@ -8,4 +8,5 @@ NB_MODULE(_core, m) {
   tiercel::bind_sampler(m);
   tiercel::bind_program(m);
   tiercel::bind_probe(m);
+  tiercel::bind_experts(m);
 }

@@ -23,7 +23,8 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bools = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Buffer = std::pair<int64_t, int64_t>; // offset, stride in bytes
+using Buffer = std::pair<int64_t, int64_t>;               // offset, stride in bytes
+using Stores = std::vector<std::shared_ptr<PackedStore>>; // one an expert
 
 std::span<const int32_t> span_of(const Ints& a) { return {a.data(), a.size()}; }
 std::vector<float> copy_of(const std::optional<Floats>& a) {
@@ -203,11 +204,10 @@ void bind_recording(nb::module_& m) {
           "logits_rows"_a, "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a)
       .def(
           "gated",
-          [](Recording& r, bool logits_rows, Buffer x, int64_t f, const std::string& act, Buffer y, bool quantized) {
-            if (act != "silu" && act != "gelu_tanh") throw nb::value_error("gated: act must be 'silu' or 'gelu_tanh'");
-            r.add(logits_rows, op::Gated{place_of(x), f, act == "silu" ? Activation::Silu : Activation::GeluTanh, place_of(y), quantized});
+          [](Recording& r, bool logits_rows, Buffer x, int64_t f, const std::string& act, Buffer y, bool quantized, float p0, float p1) {
+            r.add(logits_rows, op::Gated{place_of(x), f, activation_named(act), place_of(y), quantized, p0, p1});
           },
-          "logits_rows"_a, "x"_a, "f"_a, "act"_a, "y"_a, "quantized"_a)
+          "logits_rows"_a, "x"_a, "f"_a, "act"_a, "y"_a, "quantized"_a, "p0"_a = 0.0f, "p1"_a = 0.0f)
       .def(
           "select_rows",
           [](Recording& r, Buffer x, int64_t width, Buffer y) { r.add(true, op::SelectRows{place_of(x), width, place_of(y)}); }, "x"_a,
@@ -223,7 +223,49 @@ void bind_recording(nb::module_& m) {
           [](Recording& r, bool logits_rows, Buffer x, Buffer y, int64_t width) {
             r.add(logits_rows, op::Add{place_of(x), place_of(y), width});
           },
-          "logits_rows"_a, "x"_a, "y"_a, "width"_a);
+          "logits_rows"_a, "x"_a, "y"_a, "width"_a)
+      .def(
+          "router",
+          [](Recording& r, bool logits_rows, Buffer x, Buffer y, int32_t n_experts, int32_t top_k, const std::string& scores,
+             const std::optional<Floats>& bias, int32_t n_groups, int32_t n_groups_kept, int32_t group_top, bool renormalises,
+             float scale) {
+            r.add(logits_rows, op::Router{place_of(x), place_of(y), n_experts, top_k, scores_named(scores), copy_of(bias), n_groups,
+                                          n_groups_kept, group_top, renormalises, scale});
+          },
+          "logits_rows"_a, "x"_a, "y"_a, "n_experts"_a, "top_k"_a, "scores"_a, "bias"_a.none(), "n_groups"_a, "n_groups_kept"_a,
+          "group_top"_a, "renormalises"_a, "scale"_a)
+      .def(
+          "experts",
+          [](Recording& r, bool logits_rows, Buffer x, bool quantized, Buffer route, int32_t top_k, const Stores& gate, const Stores& up,
+             const Stores& down, const std::vector<std::optional<Floats>>& biases, bool hidden_quantized, const std::string& act, float p0,
+             float p1, Buffer y) {
+            if (gate.empty() || gate.size() != up.size() || gate.size() != down.size() || biases.size() != 3)
+              throw nb::value_error("experts: needs as many of gate, up and down, and three biases or None");
+            op::Experts o{place_of(x),
+                          quantized,
+                          place_of(route),
+                          top_k,
+                          {},
+                          {},
+                          {},
+                          copy_of(biases[0]),
+                          copy_of(biases[1]),
+                          copy_of(biases[2]),
+                          hidden_quantized,
+                          activation_named(act),
+                          p0,
+                          p1,
+                          place_of(y),
+                          0};
+            for (size_t e = 0; e < gate.size(); ++e) {
+              o.gate.push_back(r.keep(gate[e]));
+              o.up.push_back(r.keep(up[e]));
+              o.down.push_back(r.keep(down[e]));
+            }
+            r.add(logits_rows, std::move(o));
+          },
+          "logits_rows"_a, "x"_a, "quantized"_a, "route"_a, "top_k"_a, "gate"_a, "up"_a, "down"_a, "biases"_a, "hidden_quantized"_a,
+          "act"_a, "p0"_a, "p1"_a, "y"_a);
 }
 
 void bind_runner(nb::module_& m) {

@@ -63,12 +63,6 @@ void run_on_team(int32_t n_threads, int64_t scratch_bytes, Kernel kernel) {
   team.run([](void* arg, int32_t thread) { (*static_cast<decltype(body)*>(arg))(thread); }, &body);
 }
 
-Activation activation_named(const std::string& name) {
-  if (name == "silu") return Activation::Silu;
-  require(name == "gelu_tanh", "gated: got act '" + name + "'; 'silu' or 'gelu_tanh' is needed");
-  return Activation::GeluTanh;
-}
-
 // A step's rows, as the caller's arrays describe them, and what follows from those.
 struct StepRows {
   StepView view = {};
@@ -139,10 +133,11 @@ void norm_door(const std::string& level, int32_t n_threads, const Matrix<float>&
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.norm(a, ctx); });
 }
 
-void gated_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const std::string& act, MatrixOut y) {
+void gated_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const std::string& act, MatrixOut y, float p0,
+                float p1) {
   const KernelTable& table = level_named(level);
   require(columns(x) == 2 * columns(y) && rows(x) == rows(y), "gated: x must be as long as y and twice as wide");
-  const GatedArgs a{x.data(), columns(x), rows(x), columns(y), activation_named(act), y.data(), columns(y), nullptr};
+  const GatedArgs a{x.data(), columns(x), rows(x), columns(y), activation_named(act), y.data(), columns(y), nullptr, p0, p1};
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.gated(a, ctx); });
 }
 
@@ -239,7 +234,7 @@ int64_t argmax_door(const std::string& level, const Vector<float>& x) { return l
 void bind_rows(nb::module_& m) {
   m.def("norm", &norm_door, "level"_a, "n_threads"_a, "x"_a, "w"_a, nb::kw_only(), "eps"_a, "add_to_y"_a = false, "y"_a.noconvert(),
         "y = RMS norm of x times w, plus the old y with add_to_y.");
-  m.def("gated", &gated_door, "level"_a, "n_threads"_a, "x"_a, nb::kw_only(), "act"_a, "y"_a.noconvert(),
+  m.def("gated", &gated_door, "level"_a, "n_threads"_a, "x"_a, nb::kw_only(), "act"_a, "y"_a.noconvert(), "p0"_a = 0.0f, "p1"_a = 0.0f,
         "y = act(left half of x) * right half of x.");
   m.def("rope_table", &rope_table_door, "level"_a, "n_threads"_a, "seq_start"_a, "seq_rows"_a, "inv_freq"_a, nb::kw_only(), "magnitude"_a,
         "y"_a.noconvert(), "y[t] = cosines, then sines, of row t's position times inv_freq.");

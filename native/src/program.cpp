@@ -37,7 +37,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
   kv_ = std::move(kv);
   logits_ = logits;
   vocab_ = vocab;
-  int64_t thread_bytes = 4096, shared_bytes = 0;
+  int64_t thread_bytes = 4096, shared_bytes = 0, experts_bytes = 0;
   for (auto& op : ops_) {
     std::visit(Overload{
                    [&](op::Linear& o) {
@@ -55,6 +55,16 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                    },
                    [&](op::Norm& o) { thread_bytes = std::max(thread_bytes, o.width * 4 + 64); },
                    [&](op::Gated& o) { thread_bytes = std::max(thread_bytes, o.f * 4 + 64); },
+                   [&](op::Router& o) { thread_bytes = std::max(thread_bytes, int64_t{12} * (o.n_experts + 16)); },
+                   [&](op::Experts& o) {
+                     const int64_t m = op.rows == Rows::Tokens ? max_tokens : max_rows;
+                     const int64_t k = o.gate[0].k, f = o.gate[0].n, width = o.down[0].n;
+                     const auto n_experts = static_cast<int32_t>(o.gate.size());
+                     o.rows_at_once = experts_rows_at_once(m, o.top_k, k, f, width);
+                     thread_bytes = std::max({thread_bytes, linear_thread_bytes(k, m), linear_thread_bytes(f, m), f * 4 + 64});
+                     experts_bytes =
+                         std::max(experts_bytes, experts_shared_bytes(o.rows_at_once, n_experts, o.top_k, k, f, width, n_threads_));
+                   },
                    [&](auto&) {},
                },
                op.body);
@@ -63,6 +73,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
   // A page apart, so that two threads never share a line or a prefetch pair.
   scratch_ = std::make_unique<Region>((thread_scratch_bytes_ + private_row_bytes_ + 4096) * n_threads_);
   attention_scratch_ = std::make_unique<Region>(shared_bytes);
+  experts_scratch_ = std::make_unique<Region>(experts_bytes);
   op_ns_.assign(ops_.size(), 0);
   plan(max_tokens, max_rows);
 }
@@ -95,10 +106,11 @@ bool Program::can_be_private(size_t i, int64_t max_tokens, int64_t max_rows) con
   const Rounding mine = rounding_of(ops_[i].body);
   if (!mine.y || i + 1 == ops_.size() || ops_[i].rows != ops_[i + 1].rows) return false;
   const auto reads_mine = [&](const Op& op) {
+    if (const auto* o = std::get_if<op::Experts>(&op.body)) return o->is_quantized && o->x.offset == mine.y->offset;
     const auto* o = std::get_if<op::Linear>(&op.body);
     return o && o->is_quantized && o->x.offset == mine.y->offset;
   };
-  if (!reads_mine(ops_[i + 1])) return false;
+  if (!std::holds_alternative<op::Linear>(ops_[i + 1].body) || !reads_mine(ops_[i + 1])) return false;
   for (size_t j = i + 2; j < ops_.size() && rounds_to(ops_[j].body) != mine.y->offset; ++j)
     if (reads_mine(ops_[j])) return false;
   // Without a barrier between them, one thread may write the linear's result while another still reads mine.x.
@@ -201,13 +213,49 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
           },
           [&](const op::Gated& o) {
             const QuantRows q = quant_rows(o.y, o.f, nullptr);
-            kernels_->gated(
-                {floats(o.x), cols(o.x), m, o.f, o.act, o.is_quantized ? nullptr : floats(o.y), cols(o.y), o.is_quantized ? &q : nullptr},
-                ctx);
+            kernels_->gated({floats(o.x), cols(o.x), m, o.f, o.act, o.is_quantized ? nullptr : floats(o.y), cols(o.y),
+                             o.is_quantized ? &q : nullptr, o.p0, o.p1},
+                            ctx);
           },
           [&](const op::SelectRows& o) { kernels_->select_rows({floats(o.x), cols(o.x), o.width, floats(o.y), cols(o.y)}, step, ctx); },
           [&](const op::Softcap& o) { kernels_->softcap({floats(o.x), cols(o.x), m, o.width, o.cap}, ctx); },
           [&](const op::Add& o) { kernels_->add({floats(o.x), cols(o.x), floats(o.y), cols(o.y), m, o.width}, ctx); },
+          [&](const op::Router& o) {
+            kernels_->router({floats(o.x), cols(o.x), m, o.n_experts, o.top_k, o.scores, o.bias.empty() ? nullptr : o.bias.data(),
+                              o.n_groups, o.n_groups_kept, o.group_top, o.renormalises, o.scale, floats(o.y), cols(o.y)},
+                             ctx);
+          },
+          [&](const op::Experts& o) {
+            const int64_t k = o.gate[0].k, f = o.gate[0].n, width = o.down[0].n;
+            const QuantRows q = quant_rows(o.x, k, nullptr);
+            const auto data = [](const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); };
+            kernels_->experts({o.is_quantized ? &q : nullptr,
+                               o.is_quantized ? nullptr : floats(o.x),
+                               cols(o.x),
+                               m,
+                               floats(o.route),
+                               cols(o.route),
+                               static_cast<int32_t>(o.gate.size()),
+                               o.top_k,
+                               o.gate.data(),
+                               o.up.data(),
+                               o.down.data(),
+                               data(o.gate_bias),
+                               data(o.up_bias),
+                               data(o.down_bias),
+                               o.is_hidden_quantized,
+                               k,
+                               f,
+                               width,
+                               o.act,
+                               o.p0,
+                               o.p1,
+                               floats(o.y),
+                               cols(o.y),
+                               experts_scratch_->data(),
+                               o.rows_at_once},
+                              ctx);
+          },
       },
       op.body);
 }

@@ -8,12 +8,24 @@ from tiercel.ops import reference
 from tiercel.ops.reference import TOLERANCE
 
 LEVELS = _native.kernel_levels()
+ACTS = [
+    ("silu", ()),
+    ("gelu_tanh", ()),
+    ("situ", (4.0, 25.0)),
+    ("situ", (4.0, 0.0)),
+    ("swiglu_clamp", (1.702, 2.5)),
+    ("silu_clamp", (2.0,)),
+]
 
 pytestmark = [pytest.mark.parametrize("level", LEVELS), pytest.mark.parametrize("n_threads", [1, 2])]
 
 
 def seeded(*shape, seed=1, scale=1.0):
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def native_params(params):
+    return dict(zip(("p0", "p1"), params, strict=False))
 
 
 def assert_close(got, expected, op):
@@ -35,22 +47,32 @@ def test_norm_with_a_residual_adds_the_norm_to_it(level, n_threads):
     assert_close(y, residual + reference.rms_norm(x, w, 1e-6), "rms_norm")
 
 
-@pytest.mark.parametrize("act", reference.ACTIVATIONS)
+@pytest.mark.parametrize(("act", "params"), ACTS)
 @pytest.mark.parametrize(("n_rows", "width"), [(0, 32), (1, 32), (5, 40), (3, 1536)])
-def test_gated_agrees_with_its_definition(level, n_threads, act, n_rows, width):
+def test_gated_agrees_with_its_definition(level, n_threads, act, params, n_rows, width):
     x = seeded(n_rows, 2 * width, scale=3.0)
     y = np.full((n_rows, width), np.nan, np.float32)
-    _native.gated(level, n_threads, x, act=act, y=y)
-    assert_close(y, reference.gated(x, act), "gated")
+    _native.gated(level, n_threads, x, act=act, y=y, **native_params(params))
+    assert_close(y, reference.gated(x, act, params), "gated")
 
 
-@pytest.mark.parametrize("act", reference.ACTIVATIONS)
-def test_gated_stays_finite_for_gates_far_from_zero(level, n_threads, act):
+@pytest.mark.parametrize(("act", "params"), ACTS)
+def test_gated_stays_finite_for_gates_far_from_zero(level, n_threads, act, params):
     gate = np.array([[-3e4, -200.0, -88.0, -20.0, 0.0, 20.0, 88.0, 200.0, 3e4]], np.float32)
     x = np.concatenate([gate, np.ones_like(gate)], axis=1)
     y = np.full_like(gate, np.nan)
-    _native.gated(level, n_threads, x, act=act, y=y)
-    assert_close(y, reference.gated(x, act), "gated")
+    _native.gated(level, n_threads, x, act=act, y=y, **native_params(params))
+    assert_close(y, reference.gated(x, act, params), "gated")
+
+
+@pytest.mark.parametrize(("act", "params"), ACTS)
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_nan_stays_a_nan_through_every_activation(level, n_threads, act, params, side):
+    x = np.ones((1, 40), np.float32)
+    x[0, 20 * side + 3] = np.nan
+    y = np.zeros((1, 20), np.float32)
+    _native.gated(level, n_threads, x, act=act, y=y, **native_params(params))
+    assert np.flatnonzero(np.isnan(y)).tolist() == [3]
 
 
 def test_rope_table_agrees_with_its_definition(level, n_threads):

@@ -18,7 +18,8 @@ enum class Format : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K
 
 enum class KvType : uint8_t { F16, F32, I8 };
 
-enum class Activation : uint8_t { Silu, GeluTanh };
+// Situ, SwigluClamp and SiluClamp have parameters: see ops/activations.py, which names and defines them.
+enum class Activation : uint8_t { Silu, GeluTanh, Situ, SwigluClamp, SiluClamp };
 
 // One matrix W [N, K] in tile layout: tiles of 16 consecutive output rows, each tile contiguous (see kernels/pack.cpp).
 struct PackedMatrix {
@@ -153,6 +154,7 @@ struct GatedArgs {
   float* y;
   int64_t ldy;
   const QuantRows* yq;
+  float p0 = 0.0f, p1 = 0.0f; // the activation's parameters, in the order of ops/activations.py
 };
 
 // cos_sin[t] = [cos(angle_0..D2-1) | sin(angle_0..D2-1)] * magnitude; angle_j = float(row_pos[t]) * inv_freq[j] rounded to f32.
@@ -225,6 +227,52 @@ struct AddArgs {
   int64_t width;
 };
 
+enum class Scores : uint8_t { Softmax, Sigmoid };
+
+// route[m] = [top_k expert numbers, ascending, as floats | their weights], chosen by logits[m, :n_experts]; see router.cpp.
+struct RouterArgs {
+  const float* logits;
+  int64_t ldx;
+  int64_t m;
+  int32_t n_experts;
+  int32_t top_k;
+  Scores scores;
+  const float* bias; // [n_experts], added for the choice only, or nullptr
+  int32_t n_groups;
+  int32_t n_groups_kept;
+  int32_t group_top; // how many of a group's best make its score
+  bool renormalises;
+  float scale;
+  float* route; // [m, 2 * top_k]
+  int64_t ldy;
+};
+
+// y[m, :] = sum over the top_k experts e of route[m], ascending, of weight * (down_e(act(gate_e x, up_e x))); see experts.cpp.
+struct ExpertsArgs {
+  const QuantRows* xq; // set when gate and up are quantised, else x
+  const float* x;
+  int64_t ldx;
+  int64_t m;
+  const float* route; // [m, 2 * top_k]; numbers in 0..n_experts
+  int64_t ld_route;
+  int32_t n_experts;
+  int32_t top_k;
+  const PackedMatrix* gate; // [n_experts], each [f, k]
+  const PackedMatrix* up;
+  const PackedMatrix* down; // [n_experts], each [width, f]
+  const float* gate_bias;   // [n_experts, f] or nullptr
+  const float* up_bias;     // likewise
+  const float* down_bias;   // [n_experts, width] or nullptr
+  bool is_hidden_quantized; // what act gives is rounded to int8, as down is quantised
+  int64_t k, f, width;
+  Activation act;
+  float p0, p1;
+  float* y;
+  int64_t ldy;
+  uint8_t* shared_scratch; // one for the team, 64-byte aligned, of experts_shared_bytes
+  int64_t rows_at_once;    // as given to experts_shared_bytes
+};
+
 // Kinds of work that measure the machine: fused multiply-adds and int8 dot products in registers, reading in order.
 enum class Probe : uint8_t { Fma, Dot, Read };
 
@@ -248,6 +296,8 @@ struct KernelTable {
   // Does n rounds of 12 vector operations (16 floats, or 64 products of bytes), or reads n bytes; the result depends on all of it.
   // data: 64-byte aligned, 1 KiB at least.
   float (*probe)(Probe kind, const uint8_t* data, int64_t n);
+  void (*router)(const RouterArgs&, const ThreadCtx&);
+  void (*experts)(const ExpertsArgs&, const ThreadCtx&);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.
@@ -273,5 +323,10 @@ int64_t kv_run_bytes(KvType type, int32_t head_dim);
 int64_t attention_thread_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim);
 int64_t attention_shared_bytes(int32_t n_heads, int32_t head_dim, int64_t max_seqs, int64_t max_len, int32_t n_threads);
 int64_t linear_thread_bytes(int64_t max_k, int64_t max_m);
+
+// Rows that experts takes at once of a step of max_m, so that its scratch stays small; and that scratch, once for the team.
+int64_t experts_rows_at_once(int64_t max_m, int32_t top_k, int64_t k, int64_t f, int64_t width);
+int64_t experts_shared_bytes(int64_t rows_at_once, int32_t n_experts, int32_t top_k, int64_t k, int64_t f, int64_t width,
+                             int32_t n_threads);
 
 } // namespace tiercel

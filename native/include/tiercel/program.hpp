@@ -97,6 +97,7 @@ struct Gated {
   Activation act;
   BufferRef y;
   bool is_quantized;
+  float p0 = 0.0f, p1 = 0.0f; // of act
 };
 struct SelectRows {
   BufferRef x;
@@ -112,10 +113,33 @@ struct Add {
   BufferRef x, y;
   int64_t width;
 };
+struct Router {
+  BufferRef x;
+  BufferRef y;
+  int32_t n_experts, top_k;
+  Scores scores;
+  std::vector<float> bias; // empty: none
+  int32_t n_groups, n_groups_kept, group_top;
+  bool renormalises;
+  float scale;
+};
+struct Experts {
+  BufferRef x;
+  bool is_quantized; // x holds QuantRows
+  BufferRef route;
+  int32_t top_k;
+  std::vector<PackedMatrix> gate, up, down;         // one an expert
+  std::vector<float> gate_bias, up_bias, down_bias; // of all experts, one behind the other; empty: none
+  bool is_hidden_quantized;
+  Activation act;
+  float p0, p1;
+  BufferRef y;
+  int64_t rows_at_once; // set by seal
+};
 } // namespace op
 
 using OpBody = std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated,
-                            op::SelectRows, op::Softcap, op::Add>;
+                            op::SelectRows, op::Softcap, op::Add, op::Router, op::Experts>;
 
 struct Op {
   Rows rows;
@@ -188,6 +212,7 @@ class Program {
   std::unique_ptr<Region> scratch_;
   int64_t thread_scratch_bytes_ = 0, private_row_bytes_ = 0; // each thread has both, then a page
   std::unique_ptr<Region> attention_scratch_;
+  std::unique_ptr<Region> experts_scratch_;
   KvPool kv_;
   BufferRef logits_{0, 0};
   int64_t vocab_ = 0;

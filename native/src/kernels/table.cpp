@@ -23,6 +23,8 @@ const KernelTable table = {
     add,
     argmax,
     probe,
+    router,
+    experts,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

@@ -28,6 +28,10 @@ int64_t argmax(const float* x, int64_t n);
 // probe.cpp
 float probe(Probe kind, const uint8_t* data, int64_t n);
 
+// router.cpp, experts.cpp
+void router(const RouterArgs&, const ThreadCtx&);
+void experts(const ExpertsArgs&, const ThreadCtx&);
+
 // attention.cpp
 void attention(const AttentionArgs&, const StepView&, const ThreadCtx&);
 

@@ -115,10 +115,52 @@ class Program:
         softcap: float,
         layer: int,
     ) -> None: ...
-    def gated(self, logits_rows: bool, x: _Buffer, f: int, act: str, y: _Buffer, quantized: bool) -> None: ...
+    def gated(
+        self,
+        logits_rows: bool,
+        x: _Buffer,
+        f: int,
+        act: str,
+        y: _Buffer,
+        quantized: bool,
+        p0: float = 0.0,
+        p1: float = 0.0,
+    ) -> None: ...
     def select_rows(self, x: _Buffer, width: int, y: _Buffer) -> None: ...
     def softcap(self, logits_rows: bool, x: _Buffer, width: int, cap: float) -> None: ...
     def add(self, logits_rows: bool, x: _Buffer, y: _Buffer, width: int) -> None: ...
+    def router(
+        self,
+        logits_rows: bool,
+        x: _Buffer,
+        y: _Buffer,
+        n_experts: int,
+        top_k: int,
+        scores: str,
+        bias: _AnyFloats | None,
+        n_groups: int,
+        n_groups_kept: int,
+        group_top: int,
+        renormalises: bool,
+        scale: float,
+    ) -> None: ...
+    def experts(
+        self,
+        logits_rows: bool,
+        x: _Buffer,
+        quantized: bool,
+        route: _Buffer,
+        top_k: int,
+        gate: Sequence[PackedMatrix],
+        up: Sequence[PackedMatrix],
+        down: Sequence[PackedMatrix],
+        biases: Sequence[_AnyFloats | None],
+        hidden_quantized: bool,
+        act: str,
+        p0: float,
+        p1: float,
+        y: _Buffer,
+    ) -> None: ...
 
 class KvMemory:
     @property
@@ -215,7 +257,40 @@ def quantize_rows(level: str, x: _Floats, q: npt.NDArray[np.int8], scale: _Float
 def norm(
     level: str, n_threads: int, x: _Floats, w: _Floats, *, eps: float, add_to_y: bool = False, y: _Floats
 ) -> None: ...
-def gated(level: str, n_threads: int, x: _Floats, *, act: str, y: _Floats) -> None: ...
+def gated(
+    level: str, n_threads: int, x: _Floats, *, act: str, y: _Floats, p0: float = 0.0, p1: float = 0.0
+) -> None: ...
+def router(
+    level: str,
+    n_threads: int,
+    x: _Floats,
+    *,
+    top_k: int,
+    scores: str,
+    bias: _Floats | None = None,
+    n_groups: int = 1,
+    n_groups_kept: int = 1,
+    group_top: int = 1,
+    renormalises: bool = True,
+    scale: float = 1.0,
+    y: _Floats,
+) -> None: ...
+def experts(
+    level: str,
+    n_threads: int,
+    x: _Floats,
+    route: _Floats,
+    gate: Sequence[PackedMatrix],
+    up: Sequence[PackedMatrix],
+    down: Sequence[PackedMatrix],
+    *,
+    biases: Sequence[_Floats | None],
+    act: str,
+    p0: float = 0.0,
+    p1: float = 0.0,
+    rows_at_once: int = 64,
+    y: _Floats,
+) -> None: ...
 def rope_table(
     level: str, n_threads: int, seq_start: _Ints, seq_rows: _Ints, inv_freq: _Floats, *, magnitude: float, y: _Floats
 ) -> None: ...

@@ -5,6 +5,7 @@ core's cache between two ops are counted all the same, so `nbytes` is a floor fo
 small ones.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiercel.ops.dims import KEY_SCALE_COLUMNS, Bounds
@@ -40,6 +41,16 @@ def linear(m: int, n: int, k: int, weight_bytes: int) -> Cost:
 def rows(m: int, width_in: int, width_out: int, flops_per_column: int, fixed_bytes: int = 0) -> Cost:
     """Return the cost of an op that reads and writes each row once."""
     return Cost(flops_per_column * m * width_in, F32_BYTES * m * (width_in + width_out) + (fixed_bytes if m else 0))
+
+
+def experts(m: int, n_experts: int, top_k: int, each: Sequence[tuple[int, int]], width_in: int, width_out: int) -> Cost:
+    """Return the cost of m rows through `top_k` of the experts; `each` is (weights, bytes) of an expert's matrices.
+
+    Each expert counts once, however many rows chose it: the bytes are those of rows that spread as wide as they can.
+    """
+    n_read = min(n_experts, m * top_k)
+    flops = 2 * m * top_k * sum(n for n, _ in each)
+    return Cost(flops, n_read * sum(size for _, size in each) + F32_BYTES * m * (width_in + width_out + 2 * top_k))
 
 
 def attention(

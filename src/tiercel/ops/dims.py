@@ -14,9 +14,6 @@ ACTIVATION_GROUP = 32
 KEY_SCALE_COLUMNS = 64
 """Columns of a key that share one scale in an int8 pool; a value has one scale."""
 
-ACTIVATIONS: tuple[str, ...] = ("silu", "gelu_tanh")
-"""The names `gated` accepts."""
-
 
 class Dim(enum.StrEnum):
     """A free dimension: how many rows a value has. All else is known when a program is recorded."""

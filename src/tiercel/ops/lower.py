@@ -11,6 +11,7 @@ from tiercel.base.errors import UnsupportedModel
 from tiercel.ops import lowered as low
 from tiercel.ops.lowered import Buffer, BufferKind, Lowered, NativeOp
 from tiercel.ops.program import OpCall, Program, Value, Weight
+from tiercel.ops.vocabulary_moe import params_of, routing_of
 
 
 def lower(program: Program) -> Lowered:
@@ -73,6 +74,8 @@ class _Lowering:
             "add": self._add,
             "select_rows": self._select_rows,
             "softcap": self._softcap,
+            "router": self._router,
+            "experts": self._experts,
         }
         for op in self._program.ops:
             if op.output in self._absorbed:
@@ -156,11 +159,7 @@ class _Lowering:
         self._out.append(low.Norm(x, op.weights["w"], op.real("eps"), self._new(op.output)))
 
     def _linear(self, op: OpCall) -> None:
-        x = self._whole(op.inputs[0], op)
-        if op.word("act") == "q8":
-            rounded = self._buffer(op.inputs[0], kind=BufferKind.Q8)
-            self._out.append(low.Quantize(x, rounded))
-            x = rounded
+        x = self._rounded(op, rounds=op.word("act") == "q8")
         place = self._places.get(op.output) or _Columns(self._new(op.output), 0)
         part = low.LinearPart(op.weights["w"], op.weights.get("bias"), place.col)
         self._out.append(low.LinearGroup(x, (part,), place.buffer))
@@ -184,7 +183,7 @@ class _Lowering:
     def _gated(self, op: OpCall) -> None:
         gate = op.inputs[0]
         joined = self._places[gate].buffer
-        self._out.append(low.Gated(joined, gate.width, op.word("act"), self._new(op.output)))
+        self._out.append(low.Gated(joined, gate.width, op.word("act"), self._new(op.output), params_of(op)))
 
     def _add(self, op: OpCall) -> None:
         x, y = op.inputs
@@ -207,6 +206,39 @@ class _Lowering:
         x = self._whole(op.inputs[0], op)
         self._out.append(low.Softcap(x, op.real("cap")))
         self._places[op.output] = _Columns(x, 0)
+
+    def _router(self, op: OpCall) -> None:
+        x = self._whole(op.inputs[0], op)
+        self._out.append(low.Router(x, routing_of(op), op.weights.get("bias"), self._new(op.output)))
+
+    def _experts(self, op: OpCall) -> None:
+        if self._made_by[op.inputs[1]].op != "router" or op.inputs[0].rows is not op.inputs[1].rows:
+            raise self._refuse(op, "its second operand must be a router's result for the same rows")
+        route, w = self._whole(op.inputs[1], op), op.weights
+        x = self._rounded(op, rounds=op.word("x") == "q8")
+        biases = (w.get(f"{name}_bias") for name in ("gate", "up", "down"))
+        made = low.Experts(
+            x,
+            route,
+            w["gate"],
+            w["up"],
+            w["down"],
+            op.word("act"),
+            self._new(op.output),
+            op.word("hidden") == "q8",
+            params_of(op),
+            *biases,
+        )
+        self._out.append(made)
+
+    def _rounded(self, op: OpCall, *, rounds: bool) -> Buffer:
+        """Return where an op's first operand lies, rounded to int8 if it is to be."""
+        x = self._whole(op.inputs[0], op)
+        if not rounds:
+            return x
+        rounded = self._buffer(op.inputs[0], kind=BufferKind.Q8)
+        self._out.append(low.Quantize(x, rounded))
+        return rounded
 
     def _refuse(self, op: OpCall, why: str) -> UnsupportedModel:
         return UnsupportedModel(f"ops.lower: {self._program.name}: {op} has no native form: {why}")

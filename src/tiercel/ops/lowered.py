@@ -17,11 +17,16 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     SelectRows   x [T, .], step rows        y [R,E]  y = the first E columns of the rows that need logits
     Softcap      x                          x        x = cap * tanh(x / cap)
     Add          x, y                       x        x = x + y
+    Router       x (logits)                 y        y = [numbers | weights] of the chosen experts          [., 2*top_k]
+    Experts      x (F32 or Q8), route       y        y = the chosen experts' weighted sum; `rounds_hidden`: what they
+                                                     make between their products is rounded to int8
 
 Rules, held by `Lowered.check`: a residual may be y itself (in place), and is not Q8; after RopeKv, columns H*D.. of the
 qkv buffer are not defined; the parts of a LinearGroup fill disjoint columns of y; a LinearGroup on Q8 has quantised
-weights only and one on F32 may have any; Q8 is read by LinearGroup only. A `Weight` with `plus_one` is used as value +
-1; it is a vector always. T, S and R may be 0.
+weights only and one on F32 may have any; Q8 is read by LinearGroup and Experts only. An Experts' route is a Router's y
+(`ops.lower` sees to it). A `Weight` with `plus_one` is used as value + 1; it is a vector always. T, S and R may be 0.
+
+The file is long because it is the whole list.
 """
 
 import enum
@@ -33,9 +38,11 @@ import msgspec
 
 from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
+from tiercel.ops.activations import broken_activation
 from tiercel.ops.costs import Cost
-from tiercel.ops.dims import ACTIVATION_GROUP, ACTIVATIONS, Bounds, Dim
+from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
 from tiercel.ops.program import Constant, KvLayer, Weight, attr_text, constant_text
+from tiercel.ops.routing import Routing
 
 
 class BufferKind(enum.StrEnum):
@@ -162,6 +169,7 @@ class Gated(msgspec.Struct, frozen=True, tag="gated"):
     f: int
     act: str
     y: Buffer
+    params: tuple[float, ...] = ()
 
 
 class SelectRows(msgspec.Struct, frozen=True, tag="select_rows"):
@@ -188,7 +196,49 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
     y: Buffer
 
 
-NativeOp = RopeTable | Embed | Norm | Quantize | LinearGroup | RopeKv | Attention | Gated | SelectRows | Softcap | Add
+class Router(msgspec.Struct, frozen=True, tag="router"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "router"
+    x: Buffer
+    routing: Routing
+    bias: Weight | None
+    y: Buffer
+
+
+class Experts(msgspec.Struct, frozen=True, tag="experts"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "experts"
+    x: Buffer
+    route: Buffer
+    gate: Weight
+    up: Weight
+    down: Weight
+    act: str
+    y: Buffer
+    rounds_hidden: bool
+    params: tuple[float, ...] = ()
+    gate_bias: Weight | None = None
+    up_bias: Weight | None = None
+    down_bias: Weight | None = None
+
+
+NativeOp = (
+    RopeTable
+    | Embed
+    | Norm
+    | Quantize
+    | LinearGroup
+    | RopeKv
+    | Attention
+    | Gated
+    | SelectRows
+    | Softcap
+    | Add
+    | Router
+    | Experts
+)
 """Any op of a lowered program."""
 
 
@@ -206,6 +256,8 @@ _READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
         SelectRows: ("x",),
         Softcap: ("x",),
         Add: ("x", "y"),
+        Router: ("x",),
+        Experts: ("x", "route"),
     }
 )
 
@@ -243,7 +295,7 @@ class Lowered(msgspec.Struct, frozen=True):
 
     def weights(self) -> tuple[Weight, ...]:
         """Return each weight once, in order of use."""
-        return tuple(dict.fromkeys(w for op in self.ops for w in weights_of(op)))
+        return tuple(dict.fromkeys(one for op in self.ops for w in weights_of(op) for one in w.each()))
 
     def constants(self) -> tuple[Constant, ...]:
         """Return each constant once, in order of use."""
@@ -286,6 +338,10 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
         return total + Cost(0, m * (_row_bytes(op.x) + (_row_bytes(op.residual) if op.residual else 0)))
     if isinstance(op, Attention):
         return costs.attention(m, bounds, op.n_heads, op.n_kv_heads, op.head_dim, op.window, kv_dtype)
+    if isinstance(op, Experts):
+        families = (op.gate, op.up, op.down)
+        each = [(w.n_weights // w.n_experts, w.nbytes // w.n_experts) for w in families]
+        return costs.experts(m, op.gate.n_experts, op.route.width // 2, each, op.x.width, op.y.width)
     n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
     per_column = {"norm": 4, "gated": 5, "quantize": 3, "rope_kv": 3, "softcap": 4, "add": 1, "embed": 1}
     return Cost(per_column.get(op.kind, 0) * m * writes(op).width, n_bytes)
@@ -301,8 +357,10 @@ def _row_bytes(buffer: Buffer) -> int:
 def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
     """Yield each rule of an op's shapes as (holds, what is wrong)."""
     y = writes(op)
-    if not isinstance(op, LinearGroup):
-        yield all(b.kind is BufferKind.F32 for b in reads(op)), "q8 is read by linear_group only"
+    if isinstance(op, Experts):
+        yield op.route.kind is BufferKind.F32, "route is no f32"
+    elif not isinstance(op, LinearGroup):
+        yield all(b.kind is BufferKind.F32 for b in reads(op)), "q8 is read by linear_group and experts only"
     if not isinstance(op, Norm | Gated | Quantize):
         yield y.kind is BufferKind.F32, f"cannot write {y.kind}"
     if y.kind is BufferKind.Q8:
@@ -329,11 +387,24 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield fits, f"q {op.q.type_text}, y {y.type_text}"
     elif isinstance(op, Gated):
         yield op.x.width == 2 * op.f and y.width == op.f and op.x.rows is y.rows, f"x {op.x.type_text}, f {op.f}"
-        yield op.act in ACTIVATIONS, f"act {op.act!r}"
+        fault = broken_activation(op.act, op.params)
+        yield fault is None, f"{fault}"
     elif isinstance(op, SelectRows):
         yield op.x.rows is Dim.TOKENS and y.rows is Dim.ROWS and op.x.width >= y.width, f"x {op.x.type_text}"
     elif isinstance(op, Add):
         yield op.x != op.y and _alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
+    elif isinstance(op, Router):
+        fits = op.x.width == op.routing.n_experts and y.width == 2 * op.routing.top_k and op.x.rows is y.rows
+        yield fits and op.routing.broken() is None, f"x {op.x.type_text}, y {y.type_text}, {op.routing}"
+    elif isinstance(op, Experts):
+        f, n = op.gate.shape[0], op.gate.n_experts
+        fits = op.gate.shape == op.up.shape == (f, op.x.width) and op.down.shape == (y.width, f)
+        yield fits and op.x.rows is y.rows is op.route.rows, f"x {op.x.type_text}, {op.gate}, {op.up}, {op.down}"
+        yield op.up.n_experts == op.down.n_experts == n >= 1, f"{op.gate}, {op.up}, {op.down}"
+        rounds = op.x.kind is BufferKind.Q8
+        yield not rounds or (op.gate.format.is_quantized and op.up.format.is_quantized), f"q8 activations for {op.gate}"
+        yield not op.rounds_hidden or op.down.format.is_quantized, f"q8 activations for {op.down}"
+        yield len({b.id for b in (op.x, op.route, y)}) == 3, "y must not be what is read"
 
 
 def _group_rules(op: LinearGroup) -> Iterator[tuple[bool, str]]:
@@ -359,7 +430,11 @@ def _line(op: NativeOp) -> str:
     parts = [op.kind]
     for name in op.__struct_fields__:
         value = getattr(op, name)
-        if value is None or (isinstance(value, Buffer) and value == y and name not in ("residual", "qkv", "x")):
+        if (
+            value is None
+            or value == ()
+            or (isinstance(value, Buffer) and value == y and name not in ("residual", "qkv", "x"))
+        ):
             continue
         if name == "parts":
             parts += [str(part) for part in value]

@@ -19,6 +19,7 @@ from tiercel.ops.lower import lower
 from tiercel.ops.lowered import (
     Add,
     Buffer,
+    Experts,
     Gated,
     LinearGroup,
     Lowered,
@@ -167,6 +168,6 @@ def _n_readers(program: Lowered) -> Counter[Buffer]:
 
 
 def _renamed(op: NativeOp, renamed: Mapping[Buffer, Buffer]) -> NativeOp:
-    if isinstance(op, LinearGroup) and op.x in renamed:
+    if isinstance(op, LinearGroup | Experts) and op.x in renamed:
         return replace(op, x=renamed[op.x])
     return op

@@ -19,17 +19,29 @@ Attr = int | float | str
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """A tensor of the checkpoint, by its canonical name. With `plus_one`, what is used is the stored value plus one."""
+    """A tensor of the checkpoint, by its canonical name. With `plus_one`, what is used is the stored value plus one.
+
+    With `n_experts` it is that many tensors of one shape and format, one an expert, whose number stands for the `{}` in
+    the name.
+    """
 
     name: str
     shape: tuple[int, ...]
     format: Format
     plus_one: bool = False
+    n_experts: int = 0
+
+    def each(self) -> "tuple[Weight, ...]":
+        """Return the single tensors."""
+        if not self.n_experts:
+            return (self,)
+        names = (self.name.replace("{}", str(e)) for e in range(self.n_experts))
+        return tuple(Weight(name, self.shape, self.format, self.plus_one) for name in names)
 
     @property
     def n_weights(self) -> int:
         """Number of elements."""
-        count = 1
+        count = self.n_experts or 1
         for extent in self.shape:
             count *= extent
         return count
@@ -40,7 +52,7 @@ class Weight(msgspec.Struct, frozen=True):
         return self.format.nbytes(self.n_weights)
 
     def __str__(self) -> str:
-        extents = ",".join(map(str, self.shape))
+        extents = (f"{self.n_experts}x" if self.n_experts else "") + ",".join(map(str, self.shape))
         return f"{self.name}{'+1' if self.plus_one else ''}({self.format}[{extents}])"
 
 
@@ -132,7 +144,7 @@ class Program(msgspec.Struct, frozen=True):
 
     def weights(self) -> tuple[Weight, ...]:
         """Return each weight once, in order of use."""
-        return tuple(dict.fromkeys(w for op in self.ops for w in op.weights.values()))
+        return tuple(dict.fromkeys(one for op in self.ops for w in op.weights.values() for one in w.each()))
 
     def text(self) -> str:
         """Return the stable text form."""

@@ -6,16 +6,20 @@ quantised and the compute dtype allows it, else float32. It knows no model.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tiercel.base.errors import ModelFileError
+from tiercel.base.errors import ModelFileError, ShapeError, UnsupportedModel
+from tiercel.ops.activations import ACTIVATIONS
 from tiercel.ops.dims import Dim
 from tiercel.ops.program import Attr, Constant, KvLayer, OpCall, Program, Value, Weight
+from tiercel.ops.routing import Routing
 from tiercel.ops.vocabulary import VOCABULARY
 from tiercel.quant.formats import Format
 
@@ -25,6 +29,29 @@ class ComputeDtype(enum.StrEnum):
 
     AUTO = "auto"
     FLOAT32 = "float32"
+
+
+class ExpertNames(NamedTuple):
+    """The tensors of a mixture's experts; each name has `{}` where the expert's number goes."""
+
+    gate: str
+    up: str
+    down: str
+    gate_bias: str | None = None
+    up_bias: str | None = None
+    down_bias: str | None = None
+
+
+def activation_attrs(act: str, params: Sequence[float]) -> dict[str, Attr]:
+    """Return an activation as attributes: its name, and each of its parameters by name.
+
+    Raises:
+        ShapeError: it has other parameters.
+    """
+    names = ACTIVATIONS.get(act, ())
+    if len(params) != len(names):
+        raise ShapeError(f"ops: got {len(params)} parameters of {act}; {', '.join(names) or 'none'} is needed")
+    return {"act": act} | {name: float(value) for name, value in zip(names, params, strict=True)}
 
 
 class Recorder:
@@ -96,9 +123,9 @@ class Recorder:
         self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, window))
         return y
 
-    def gated(self, gate: Value, up: Value, act: str) -> Value:
-        """Return act(gate) * up."""
-        return self._record("gated", (gate, up), {}, {"act": act})
+    def gated(self, gate: Value, up: Value, act: str, params: Sequence[float] = ()) -> Value:
+        """Return act(gate, up); `ops.activations` says what parameters an activation has."""
+        return self._record("gated", (gate, up), {}, activation_attrs(act, params))
 
     def add(self, x: Value, y: Value) -> Value:
         """Return x + y."""
@@ -111,6 +138,63 @@ class Recorder:
     def softcap(self, x: Value, cap: float) -> Value:
         """Return cap * tanh(x / cap)."""
         return self._record("softcap", (x,), {}, {"cap": float(cap)})
+
+    def router(self, logits: Value, routing: Routing, *, bias: str | None = None) -> Value:
+        """Choose each row's experts; `bias` [X] is added to the scores for the choice only."""
+        attrs: dict[str, Attr] = {
+            name: float(value) if name == "scale" else int(value) if isinstance(value, bool) else value
+            for name, value in msgspec.structs.asdict(routing).items()
+            if name != "n_experts"
+        }
+        if logits.width != routing.n_experts:
+            raise ShapeError(f"ops.router: got {logits.width} logits; {routing.n_experts} experts are needed")
+        return self._record("router", (logits,), {} if bias is None else {"bias": self.weight(bias)}, attrs)
+
+    def experts(
+        self,
+        x: Value,
+        route: Value,
+        names: ExpertNames,
+        act: str,
+        params: Sequence[float] = (),
+        *,
+        n_experts: int,
+    ) -> Value:
+        """Send each row through the experts of its route and add up what they return, by its weights.
+
+        Which of an expert's products read int8 follows from the formats, as for `linear`.
+        """
+        found = {
+            role: self.expert_weight(name, n_experts)
+            for role, name in zip(names._fields, names, strict=True)
+            if name is not None
+        }
+        rounds = {role: self._compute_dtype is ComputeDtype.AUTO and w.format.is_quantized for role, w in found.items()}
+        if rounds["gate"] != rounds["up"]:
+            # Both read one x: rounded for both or for none.
+            raise UnsupportedModel(
+                f"models: {found['gate']} and {found['up']} are read together; formats both quantised or both float are"
+                " needed; choose another conversion of the model"
+            )
+        attrs = activation_attrs(act, params)
+        attrs |= {"x": "q8" if rounds["gate"] else "f32", "hidden": "q8" if rounds["down"] else "f32"}
+        return self._record("experts", (x, route), found, attrs)
+
+    def expert_weight(self, name: str, n_experts: int) -> Weight:
+        """Return the reference of one tensor an expert, whose number stands for `{}` in the name.
+
+        Raises:
+            ModelFileError: one is missing, or has another shape or format than the first.
+        """
+        first = self.weight(name.replace("{}", "0"))
+        for e in range(1, n_experts):
+            other = self.weight(name.replace("{}", str(e)))
+            if (other.shape, other.format) != (first.shape, first.format):
+                raise ModelFileError(
+                    f"models: tensor {other} is unlike {first}; experts of one shape and format are needed; "
+                    "choose another conversion of the model"
+                )
+        return replace(first, name=name, n_experts=n_experts)
 
     def format_of(self, weight: str) -> Format:
         """Return the format that a weight has in the checkpoint."""

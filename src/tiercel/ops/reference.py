@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiercel.base.errors import ShapeError
-from tiercel.ops.dims import ACTIVATION_GROUP, ACTIVATIONS, KEY_SCALE_COLUMNS
+from tiercel.ops.activations import activated, broken_activation
+from tiercel.ops.dims import ACTIVATION_GROUP, KEY_SCALE_COLUMNS
 
 Floats = npt.NDArray[np.float32]
 Int8s = npt.NDArray[np.int8]
@@ -46,6 +47,10 @@ TOLERANCE: Mapping[str, Tolerance] = MappingProxyType(
         "select_rows": Tolerance(0.0, 0.0),
         "softcap": Tolerance(1e-5, 1e-5),
         "add": Tolerance(0.0, 0.0),
+        # Of weights up to 1; which experts are chosen is exact where no two scores are within 1e-6 of each other.
+        "router": Tolerance(1e-6, 1e-5),
+        # Two products in a row; a hidden value may round to the next int8, as `quantize_activations` says.
+        "experts": Tolerance(1e-3, 1e-3),
     }
 )
 """Op name -> its tolerance; part of the op's definition, used by every test of every implementation."""
@@ -165,30 +170,22 @@ def embed(ids: Ints, w: Floats, scale: float = 1.0) -> Floats:
     return np.asarray(w[ids] * np.float32(scale), np.float32)
 
 
-def gated(x: Floats, act: str) -> Floats:
-    """Return act(gate) * up, where gate is the left half of x and up the right half.
-
-    silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g**3))).
+def gated(x: Floats, act: str, params: tuple[float, ...] = ()) -> Floats:
+    """Return act(gate, up), where gate is the left half of x and up the right half; see `ops.activations`.
 
     Shapes:
         x        [.., 2F]  float32
         returns  [.., F]   float32; the activation in float64, rounded once before the product
 
     Raises:
-        ShapeError: the last axis is odd, or `act` is none of `ACTIVATIONS`.
-
-    Source: Shazeer 2020 (arXiv:2002.05202); Hendrycks and Gimpel 2016 (arXiv:1606.08415), section 2.
+        ShapeError: the last axis is odd, or `act` is none of `ACTIVATIONS` with its parameters.
     """
     _need(x.ndim >= 1 and x.shape[-1] % 2 == 0, "gated", f"x {_s(x)}", "an even last axis")
-    _need(act in ACTIVATIONS, "gated", f"act {act!r}", "one of " + ", ".join(ACTIVATIONS))
+    fault = broken_activation(act, params)
+    if fault is not None:
+        raise ShapeError(f"ops.gated: got {fault} is needed")
     f = x.shape[-1] // 2
-    gate, up = x[..., :f].astype(np.float64), x[..., f:]
-    if act == "silu":
-        with np.errstate(over="ignore"):  # exp(-g) may be infinite; g / inf is the right limit
-            activated = gate / (1.0 + np.exp(-gate))
-    else:
-        activated = 0.5 * gate * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)))
-    return np.asarray(activated.astype(np.float32) * up, np.float32)
+    return activated(x[..., :f], x[..., f:], act, params)
 
 
 def rope_table(positions: Ints, inv_freq: Floats, magnitude: float = 1.0) -> Floats:

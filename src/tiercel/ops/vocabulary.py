@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from tiercel.base.errors import ShapeError
-from tiercel.ops import costs
+from tiercel.ops import costs, reference_moe, vocabulary_moe
 from tiercel.ops import reference as definitions
+from tiercel.ops.activations import broken_activation
 from tiercel.ops.costs import Cost
-from tiercel.ops.dims import ACTIVATION_GROUP, ACTIVATIONS, Bounds, Dim
+from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
 from tiercel.ops.program import OpCall
 
 Shape = tuple[Dim, int]
@@ -92,8 +93,8 @@ def _attention(call: OpCall) -> Shape:
 def _gated(call: OpCall) -> Shape:
     gate, up = call.inputs
     _need(gate.width == up.width and gate.rows is up.rows, call, f"widths {gate.width}, {up.width}", "equal shapes")
-    act = call.word("act")
-    _need(act in ACTIVATIONS, call, f"act {act!r}", "one of " + ", ".join(ACTIVATIONS))
+    fault = broken_activation(call.word("act"), vocabulary_moe.params_of(call))
+    _need(fault is None, call, f"{fault}", "a known activation")
     return _same(call)
 
 
@@ -150,7 +151,7 @@ _SPECS = (
         definitions.attention,
         _attention_cost,
     ),
-    OpSpec("gated", "gate, up [.,F] -> [.,F]: act(gate) * up", _gated, definitions.gated, _row_cost(5)),
+    OpSpec("gated", "gate, up [.,F] -> [.,F]: act(gate, up)", _gated, definitions.gated, _row_cost(5)),
     OpSpec("add", "x, y -> x + y", _add, definitions.add, _row_cost(1)),
     OpSpec(
         "select_rows",
@@ -160,6 +161,20 @@ _SPECS = (
         _row_cost(0),
     ),
     OpSpec("softcap", "x -> cap * tanh(x / cap)", _softcap, definitions.softcap, _row_cost(4)),
+    OpSpec(
+        "router",
+        "logits [.,X], bias [X] -> [.,2*top_k]: chosen experts by number, then their weights",
+        vocabulary_moe.router,
+        reference_moe.router,
+        vocabulary_moe.router_cost,
+    ),
+    OpSpec(
+        "experts",
+        "x [.,K], route [.,2*top_k], X of gate, up [F,K], down [N,F] -> [.,N]: the chosen experts' weighted sum",
+        vocabulary_moe.experts,
+        reference_moe.experts,
+        vocabulary_moe.experts_cost,
+    ),
 )
 
 VOCABULARY: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})

@@ -22,6 +22,11 @@ def _line(op: ops.NativeOp, *, is_float32_compute: bool) -> str:
         parts = ", ".join(f"{p.w.format}[{p.w.shape[0]},{p.w.shape[1]}]" for p in op.parts)
         extras = "".join((" + bias" if op.parts[0].bias else "", " + residual" if op.residual else ""))
         return f"linear        {parts}{extras}: {_why_linear(op, is_float32_compute=is_float32_compute)}"
+    if isinstance(op, ops.Experts):
+        parts = ", ".join(f"{w.format}[{w.shape[0]},{w.shape[1]}]" for w in (op.gate, op.up, op.down))
+        reads = "int8 dot products" if op.x.kind is ops.BufferKind.Q8 else "float32 products"
+        chosen = f"{op.route.width // 2} of {op.gate.n_experts}"
+        return f"experts       {chosen}, {parts}, {op.act}: {reads}; rows sorted by expert, sums by expert number"
     if isinstance(op, ops.Embed):
         return f"embed         {op.w.format}[{op.w.shape[0]},{op.w.shape[1]}]: rows are dequantised exactly"
     if isinstance(op, ops.Norm | ops.Gated) and op.y.kind is ops.BufferKind.Q8:

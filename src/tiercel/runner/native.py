@@ -219,6 +219,8 @@ def matrices_of(program: ops.Lowered) -> list[Weight]:
             found[op.w.name] = op.w
         elif isinstance(op, ops.LinearGroup):
             found.update((part.w.name, part.w) for part in op.parts)
+        elif isinstance(op, ops.Experts):
+            found.update((one.name, one) for w in (op.gate, op.up, op.down) for one in w.each())
     return list(found.values())
 
 
@@ -307,7 +309,7 @@ class _Lowering:
 
     def _gated(self, op: ops.Gated) -> None:
         is_quantized = op.y.kind is ops.BufferKind.Q8
-        self._to.gated(op.y.rows is Dim.ROWS, self._at(op.x), op.f, op.act, self._at(op.y), is_quantized)
+        self._to.gated(op.y.rows is Dim.ROWS, self._at(op.x), op.f, op.act, self._at(op.y), is_quantized, *op.params)
 
     def _select_rows(self, op: ops.SelectRows) -> None:
         self._to.select_rows(self._at(op.x), op.y.width, self._at(op.y))
@@ -317,3 +319,50 @@ class _Lowering:
 
     def _add(self, op: ops.Add) -> None:
         self._to.add(op.x.rows is Dim.ROWS, self._at(op.x), self._at(op.y), op.x.width)
+
+    def _router(self, op: ops.Router) -> None:
+        r = op.routing
+        self._to.router(
+            op.y.rows is Dim.ROWS,
+            self._at(op.x),
+            self._at(op.y),
+            r.n_experts,
+            r.top_k,
+            r.scores,
+            None if op.bias is None else self._weights.vector(op.bias),
+            r.n_groups,
+            r.n_groups_kept,
+            r.group_top,
+            r.renormalises,
+            r.scale,
+        )
+
+    def _experts(self, op: ops.Experts) -> None:
+        p0, p1 = (*op.params, 0.0, 0.0)[:2]
+        biases = (op.gate_bias, op.up_bias, op.down_bias)
+        self._to.experts(
+            op.y.rows is Dim.ROWS,
+            self._at(op.x),
+            op.x.kind is ops.BufferKind.Q8,
+            self._at(op.route),
+            op.route.width // 2,
+            self._family(op.gate),
+            self._family(op.up),
+            self._family(op.down),
+            [None if bias is None else self._joined(bias) for bias in biases],
+            op.rounds_hidden,
+            op.act,
+            p0,
+            p1,
+            self._at(op.y),
+        )
+
+    def _family(self, weight: Weight) -> list[_native.PackedMatrix]:
+        return [self._weights.matrix(one) for one in weight.each()]
+
+    def _joined(self, biases: Weight) -> "array[float]":
+        """Return all experts' vectors, one behind the other."""
+        joined = array("f")
+        for one in biases.each():
+            joined += self._weights.vector(one)
+        return joined

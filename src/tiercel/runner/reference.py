@@ -17,11 +17,13 @@ import numpy.typing as npt
 from tiercel.base.errors import ShapeError
 from tiercel.ops import lowered as low
 from tiercel.ops import reference as ref
+from tiercel.ops import reference_moe as moe
 from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
 from tiercel.ops.lowered import Buffer, BufferKind, Lowered
 from tiercel.ops.place import Placement, packed_row_bytes, place
 from tiercel.ops.program import OpCall, Program, Value, Weight
 from tiercel.ops.reference import Floats
+from tiercel.ops.vocabulary_moe import params_of, routing_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,10 @@ class ReferenceExecutor:
         stored = self._weights[weight.name]
         return np.asarray(stored + np.float32(1.0), np.float32) if weight.plus_one else stored
 
+    def family(self, weight: Weight) -> Floats:
+        """Return one tensor an expert, stacked."""
+        return np.stack([self.weight(one) for one in weight.each()])
+
     def keep(self, layer: int, rows: _Rows, k: Floats, v: Floats) -> None:
         """Append a step's keys and values [T, K, D] to a layer's store."""
         k, v = ref.as_stored(k, v, self._kv_dtype)
@@ -192,7 +198,7 @@ class ReferenceExecutor:
         return values[program.output]
 
     def _call(self, op: OpCall, inputs: Sequence[Floats], rows: _Rows) -> Floats:
-        weights = {name: self.weight(w) for name, w in op.weights.items()}
+        weights = {name: self.family(w) if w.n_experts else self.weight(w) for name, w in op.weights.items()}
         match op.op:
             case "embed":
                 return ref.embed(rows.token_ids, weights["w"], op.real("scale"))
@@ -217,13 +223,20 @@ class ReferenceExecutor:
                 )
                 return y.reshape(inputs[0].shape)
             case "gated":
-                return ref.gated(np.concatenate(inputs, axis=-1), op.word("act"))
+                return ref.gated(np.concatenate(inputs, axis=-1), op.word("act"), params_of(op))
             case "add":
                 return ref.add(inputs[0], inputs[1])
             case "select_rows":
                 return ref.select_rows(inputs[0], rows.logits_rows)
             case "softcap":
                 return ref.softcap(inputs[0], op.real("cap"))
+            case "router":
+                return moe.router(inputs[0], routing_of(op), weights.get("bias"))
+            case "experts":
+                all_experts = moe.Experts(**weights)
+                act, params = op.word("act"), params_of(op)
+                rounds = {f"rounds_{name}": op.word(name) == "q8" for name in ("x", "hidden")}
+                return moe.experts(inputs[0], inputs[1], all_experts, act, params, **rounds)
         raise AssertionError(f"op {op.op} is in the vocabulary and not in the reference executor")
 
 
@@ -270,13 +283,24 @@ class _ArenaStep:
                 y = store.attend(op.layer, rows.of(op.y.rows), q, op.scale, op.window, op.softcap)
                 self._write(op.y, y.reshape(len(q), op.y.width))
             case low.Gated():
-                self._write(op.y, ref.gated(self._floats(op.x), op.act))
+                self._write(op.y, ref.gated(self._floats(op.x), op.act, op.params))
             case low.SelectRows():
                 self._write(op.y, ref.select_rows(self._floats(op.x)[:, : op.y.width], rows.logits_rows))
             case low.Softcap():
                 self._write(op.x, ref.softcap(self._floats(op.x), op.cap))
             case low.Add():
                 self._write(op.x, ref.add(self._floats(op.x), self._floats(op.y)))
+            case low.Router():
+                bias = None if op.bias is None else store.weight(op.bias)
+                self._write(op.y, moe.router(self._floats(op.x), op.routing, bias))
+            case low.Experts():
+                self._experts(op)
+
+    def _experts(self, op: low.Experts) -> None:
+        families = (op.gate, op.up, op.down, op.gate_bias, op.up_bias, op.down_bias)
+        weights = moe.Experts(*(None if w is None else self._store.family(w) for w in families))  # type: ignore[arg-type]
+        x, route = self._floats(op.x), self._floats(op.route)
+        self._write(op.y, moe.experts(x, route, weights, op.act, op.params, rounds_hidden=op.rounds_hidden))
 
     def _linear_group(self, op: low.LinearGroup) -> None:
         x = self._floats(op.x)

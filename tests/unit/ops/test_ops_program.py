@@ -4,7 +4,8 @@ from tiercel.base.errors import ModelFileError, ShapeError, UnsupportedModel
 from tiercel.ops.dims import Bounds, Dim
 from tiercel.ops.lower import lower
 from tiercel.ops.program import Program
-from tiercel.ops.recorder import ComputeDtype, Recorder
+from tiercel.ops.recorder import ComputeDtype, ExpertNames, Recorder
+from tiercel.ops.routing import Routing
 from tiercel.ops.vocabulary import VOCABULARY, cost
 from tiercel.quant.formats import Format
 
@@ -16,6 +17,8 @@ SHAPES = {
     "norm": (64,),
     "head_norm": (16,),
     "bias": (64,),
+    **{f"{name}.{e}": (96, 64) for name in ("gate", "up") for e in range(16)},
+    **{f"down.{e}": (64, 96) for e in range(16)},
 }
 FORMATS = {name: Format.Q4_1 if len(shape) == 2 else Format.F32 for name, shape in SHAPES.items()}
 
@@ -34,6 +37,11 @@ def tiny():
     y = rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
     x = rec.add(x, rec.linear(y, "square", bias="bias"))
     return rec, x
+
+
+def mixture(rec, x, *, top_k=3, n_experts=16, act="silu", params=(), names=("gate.{}", "up.{}", "down.{}")):
+    route = rec.router(rec.linear(x, "head"), Routing(n_experts=16, top_k=top_k))
+    return rec.experts(x, route, ExpertNames(*names), act, params, n_experts=n_experts)
 
 
 def test_text_has_one_line_an_op_and_is_stable():
@@ -138,7 +146,8 @@ def test_two_attentions_cannot_share_a_layer():
 def test_every_op_has_a_tolerance_and_a_cost():
     rec, x = tiny()
     gated = rec.gated(rec.linear(x, "square"), rec.linear(x, "square"), "silu")
-    program = rec.finish(rec.softcap(rec.linear(rec.select_rows(rec.add(x, gated)), "head"), 30.0))
+    mixed = mixture(rec, rec.add(x, gated))
+    program = rec.finish(rec.softcap(rec.linear(rec.select_rows(mixed), "head"), 30.0))
     assert {op.op for op in program.ops} == set(VOCABULARY)
     bounds = Bounds(8, 2, 2, context_tokens=100)
     for op in program.ops:
@@ -186,3 +195,72 @@ def test_a_rotation_that_q_and_k_do_not_share_is_refused():
 def test_bounds_that_make_no_sense_are_refused():
     with pytest.raises(ShapeError, match="R <= T"):
         Bounds(1, 1, 2)
+
+
+def test_a_programs_weights_list_each_expert_and_its_text_lists_them_once():
+    rec = recorder()
+    program = rec.finish(mixture(rec, rec.embed("table")))
+    assert {w.name for w in program.weights()} >= {f"{name}.{e}" for name in ("gate", "up", "down") for e in range(16)}
+    assert program.weights() == lower(without_output_rule(program)).weights()
+    line = program.text().splitlines()[-2]
+    assert line == (
+        "%3 = experts %0 %2 act=silu x=q8 hidden=q8 gate=gate.{}(q4_1[16x96,64]) up=up.{}(q4_1[16x96,64]) "
+        "down=down.{}(q4_1[16x64,96]) : f32[T,64]"
+    )
+
+
+def without_output_rule(program):
+    """The same program ending in rows that need logits, as a lowered one must."""
+    rec = recorder()
+    return rec.finish(rec.select_rows(mixture(rec, rec.embed("table"))))
+
+
+def test_cost_of_experts_counts_those_that_rows_can_choose():
+    rec = recorder()
+    program = rec.finish(mixture(rec, rec.embed("table")))
+    one, two, many = (cost(program.ops[-1], Bounds(n, 1, 1)) for n in (1, 2, 50))
+    each = 3 * Format.Q4_1.nbytes(96 * 64)
+    row = 4 * (64 + 64 + 2 * 3)
+    assert one == (2 * 3 * 3 * 96 * 64, 3 * each + row)
+    assert two == (2 * one.flops, 6 * each + 2 * row)
+    assert many == (50 * one.flops, 16 * each + 50 * row)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"top_k": 17}, ShapeError, "top_k 17 of 16 experts"),
+        ({"n_experts": 17}, ModelFileError, r"gate\.16 is missing"),
+        ({"names": ("gate.{}", "down.{}", "up.{}")}, ShapeError, r"gate and up \[F, width of x\]"),
+        ({"names": ("gate.{}", "up.{}", "square")}, ShapeError, r"down square\(q4_1\[16x64,64\]\)"),
+        ({"act": "relu"}, ShapeError, "act 'relu'"),
+        ({"act": "situ", "params": (4.0,)}, ShapeError, "1 parameters of situ; beta, linear_beta"),
+        ({"act": "situ", "params": (0.0, 0.0)}, ShapeError, "situ with beta 0.0"),
+        ({"act": "swiglu_clamp", "params": (1.7, float("inf"))}, ShapeError, "swiglu_clamp with limit inf"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(options, error, message):
+    rec = recorder()
+    with pytest.raises(error, match=message):
+        mixture(rec, rec.embed("table"), **options)
+
+
+def test_experts_of_unlike_formats_or_shapes_are_refused_by_name():
+    for changes, message in (
+        ({"up.3": Format.Q8_0}, r"tensor up\.3\(q8_0\[96,64\]\) is unlike up\.0\(q4_1"),
+        ({f"up.{e}": Format.F16 for e in range(16)}, r"are read together; formats both quantised or both float"),
+    ):
+        rec = Recorder("tiny", SHAPES, FORMATS | changes, ComputeDtype.AUTO)
+        with pytest.raises((ModelFileError, UnsupportedModel), match=message):
+            mixture(rec, rec.embed("table"))
+    rec = Recorder("tiny", SHAPES | {"down.9": (64, 64)}, FORMATS, ComputeDtype.AUTO)
+    with pytest.raises(ModelFileError, match=r"down\.9\(q4_1\[64,64\]\) is unlike down\.0"):
+        mixture(rec, rec.embed("table"))
+
+
+def test_experts_need_a_routers_route():
+    rec = recorder()
+    x = rec.embed("table")
+    logits = rec.select_rows(rec.experts(x, x, ExpertNames("gate.{}", "up.{}", "down.{}"), "silu", n_experts=16))
+    with pytest.raises(UnsupportedModel, match="a router's result for the same rows"):
+        lower(rec.finish(logits))
