@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers as hf
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -55,6 +56,14 @@ GEMMA = {
     },
 }
 
+MOE = {
+    **BASE,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
+
 
 def models() -> dict[str, Any]:
     smol = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": 4}
@@ -90,6 +99,16 @@ def models() -> dict[str, Any]:
             rope_parameters=rope("default", 1e6),
         ),
         "gemma3_pattern_3_softcap": hf.Gemma3TextConfig(**GEMMA),
+        "qwen3_moe": hf.Qwen3MoeConfig(**MOE, norm_topk_prob=True, rope_parameters=rope("default", 1e6)),
+        "qwen3_moe_dense_layers_tied": hf.Qwen3MoeConfig(
+            **MOE | {"num_hidden_layers": 4},
+            decoder_sparse_step=2,
+            mlp_only_layers=[1],
+            norm_topk_prob=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters=rope("default", 1e6),
+        ),
         "gemma3_biases_untied": hf.Gemma3TextConfig(
             **GEMMA | {"num_hidden_layers": 3, "final_logit_softcapping": None, "num_key_value_heads": 1},
             attention_bias=True,
@@ -108,9 +127,21 @@ def logits_of(config: Any) -> torch.Tensor:
             # A tied head is listed once, under the embedding's name.
             assert parameter.data_ptr() not in seen, name
             seen.add(parameter.data_ptr())
-            values = fill_by_name(name, tuple(parameter.shape), norms_add_one=adds_one)
+            if ".experts." in name:
+                values = stacked_experts(name, tuple(parameter.shape))
+            else:
+                values = fill_by_name(name, tuple(parameter.shape), norms_add_one=adds_one)
             parameter.copy_(torch.from_numpy(values))
         return model(torch.tensor([SEED_FREE_IDS])).logits[0]
+
+
+def stacked_experts(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return all experts' matrices as transformers holds them; each is filled by the name that checkpoints give it."""
+    prefix, kind = name.rsplit(".", 1)
+    halves = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    rows = shape[1] // len(halves)
+    each = [[fill_by_name(f"{prefix}.{e}.{half}.weight", (rows, shape[2])) for half in halves] for e in range(shape[0])]
+    return np.stack([np.concatenate(parts) for parts in each])
 
 
 def digits(values: Any) -> list[float]:

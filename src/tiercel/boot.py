@@ -238,7 +238,9 @@ def planned_tensors(
                 f"quantization: got {quantization!r}; tensor {name} is {found} already; "
                 "leave the option out for a quantised file"
             )
-        if wanted is not None and len(shape) == 2 and shape[1] % 32 == 0:
+        # A router's choice is as good as its logits, and its matrix is small.
+        is_router = name.endswith(".gate.weight")
+        if wanted is not None and len(shape) == 2 and shape[1] % 32 == 0 and not is_router:
             is_table = "embed_tokens" in name or name == "lm_head.weight"
             found = Format.Q8_0 if is_table else wanted
         planned[name] = PlannedTensor(shape, found)

@@ -23,7 +23,13 @@ FIXTURES = Path(__file__).parent.parent / "model" / "fixtures"
 PASSES = [
     Passes(**dict(zip(Passes.__struct_fields__, on, strict=True))) for on in itertools.product((True, False), repeat=4)
 ]
-NAMES = ["llama_linear_biases_head_dim_24", "qwen3_window_bias", "gemma3_pattern_3_softcap", "smollm3_nope"]
+NAMES = [
+    "llama_linear_biases_head_dim_24",
+    "qwen3_window_bias",
+    "gemma3_pattern_3_softcap",
+    "smollm3_nope",
+    "qwen3_moe",
+]
 
 
 def record(name, mixed=False, **options):
@@ -33,7 +39,7 @@ def record(name, mixed=False, **options):
 
     # A format here only says which activations meet the weight; its values stay what they are.
     def format_of(key, shape):
-        if len(shape) < 2 or shape[1] % 32 or (mixed and ("k_proj" in key or "up_proj" in key)):
+        if len(shape) < 2 or shape[1] % 32 or (mixed and ("k_proj" in key or ".mlp.up_proj" in key)):
             return Format.F32
         return Format.Q8_0
 

@@ -33,6 +33,7 @@ MODELS = [
     ("gemma3_pattern_3_softcap", Format.Q4_0, "float32"),
     ("llama_odd_heads_9_3", Format.F32, "float16"),
     ("llama_odd_heads_9_3", Format.Q8_0, "int8"),
+    ("qwen3_moe", Format.Q8_0, "float16"),
 ]
 VOCAB = 128
 MAX_LEN = 112

@@ -167,11 +167,16 @@ class Decoder(Model):
         c = self.config
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
         for i in range(c.n_layers):
-            shapes |= {f"model.layers.{i}.{name}": shape for name, shape in self.layer_weights().items()}
+            shapes |= {f"model.layers.{i}.{name}": shape for name, shape in self.weights_of_layer(i).items()}
         shapes["model.norm.weight"] = (c.hidden_size,)
         if not c.is_tied:
             shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
         return shapes
+
+    def weights_of_layer(self, i: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of layer i's weights, for models whose layers differ; names follow `model.layers.i.`."""
+        del i
+        return self.layer_weights()
 
     def layer_weights(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of one layer's weights; names follow `model.layers.i.`."""

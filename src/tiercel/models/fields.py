@@ -119,6 +119,20 @@ class ConfigFields:
             raise self.broken(name, value, f"a list of {n} strings")
         return list(value)
 
+    def indices(self, name: str) -> frozenset[int]:
+        """Return a list of integers >= 0 as a set; empty when the field is absent or null.
+
+        Raises:
+            ModelFileError: it is something else.
+        """
+        value = self.raw(name)
+        found = [] if value is None else value
+        if not isinstance(found, list | tuple) or any(
+            isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in found
+        ):
+            raise self.broken(name, value, "a list of integers >= 0")
+        return frozenset(found)
+
     def only(self, name: str, *allowed: object, why: str) -> None:
         """Accept an absent or null field, or one of the values whose arithmetic is implemented.
 

@@ -20,7 +20,7 @@ class Qwen2(Decoder):
         """Read a Qwen2 config; see `Model.from_config`."""
         fields = ConfigFields(config)
         fields.only("attention_bias", True, why="Qwen2 always has biases on q, k and v")
-        return cls(_read(fields, "Qwen2ForCausalLM", qkv_bias=True, o_bias=False, qk_norm=False))
+        return cls(read_qwen(fields, "Qwen2ForCausalLM", qkv_bias=True, o_bias=False, qk_norm=False))
 
 
 class Qwen3(Decoder):
@@ -31,10 +31,12 @@ class Qwen3(Decoder):
         """Read a Qwen3 config; see `Model.from_config`."""
         fields = ConfigFields(config)
         bias = fields.flag("attention_bias", default=False)
-        return cls(_read(fields, "Qwen3ForCausalLM", qkv_bias=bias, o_bias=bias, qk_norm=True, default_head_dim=128))
+        return cls(
+            read_qwen(fields, "Qwen3ForCausalLM", qkv_bias=bias, o_bias=bias, qk_norm=True, default_head_dim=128)
+        )
 
 
-def _read(
+def read_qwen(
     fields: ConfigFields,
     architecture: str,
     *,
@@ -43,6 +45,12 @@ def _read(
     qk_norm: bool,
     default_head_dim: int | None = None,
 ) -> DecoderConfig:
+    """Read what the Qwen2 and Qwen3 families share.
+
+    Raises:
+        UnsupportedModel: a field asks for arithmetic that is not implemented.
+        ModelFileError: a field is missing or makes no sense.
+    """
     fields.only("mlp_bias", False, why="Qwen has no biases in its feed-forward")
     fields.only("use_mrope", False, why="multimodal rotation")
     sizes = read_sizes(fields, default_head_dim=default_head_dim)

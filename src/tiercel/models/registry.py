@@ -9,6 +9,7 @@ from tiercel.models.gemma3 import Gemma3
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.model import Model
 from tiercel.models.qwen import Qwen2, Qwen3
+from tiercel.models.qwen_moe import Qwen3Moe
 
 ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
     {
@@ -18,6 +19,7 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "Qwen2ForCausalLM": Qwen2,
         "Qwen3ForCausalLM": Qwen3,
         "Gemma3ForCausalLM": Gemma3,
+        "Qwen3MoeForCausalLM": Qwen3Moe,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -30,6 +32,7 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
     }
 )
 

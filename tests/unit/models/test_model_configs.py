@@ -66,6 +66,8 @@ def test_an_architecture_may_be_told_by_its_model_type():
         ("MistralForCausalLM", "layer_types", ["full_attention", "sliding_attention", "full_attention"]),
         ("Qwen2ForCausalLM", "attention_bias", False),
         ("Qwen2ForCausalLM", "use_mrope", True),
+        ("Qwen3MoeForCausalLM", "shared_expert_intermediate_size", 64),
+        ("Qwen3MoeForCausalLM", "n_group", 2),
         ("Gemma3ForCausalLM", "use_bidirectional_attention", True),
         ("Gemma3ForCausalLM", "attn_logit_softcapping", 50.0),
         ("Gemma3ForCausalLM", "hidden_activation", "relu"),
@@ -109,6 +111,36 @@ def test_a_field_that_makes_no_sense_is_named(field, value):
     name = {"rope_scaling": "factor|rope_scaling", "layer_types": "layer_types|sliding_window"}.get(field, field)
     with pytest.raises(ModelFileError, match=name):
         build_model(config("LlamaForCausalLM", **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_experts", 0),
+        ("num_experts", 2.5),
+        ("num_experts", 1 << 20),
+        ("num_local_experts", 64),
+        ("num_experts_per_tok", 129),
+        ("moe_intermediate_size", -1),
+        ("decoder_sparse_step", 0),
+        ("mlp_only_layers", [1, "2"]),
+        ("mlp_only_layers", 3),
+        ("norm_topk_prob", "yes"),
+    ],
+)
+def test_a_field_of_experts_that_makes_no_sense_is_named(field, value):
+    with pytest.raises(ModelFileError, match=field):
+        build_model(config("Qwen3MoeForCausalLM", **{"num_experts": 128} | {field: value}))
+
+
+def test_layers_have_experts_where_the_config_says():
+    def sparse(**more):
+        return sorted(build_model(config("Qwen3MoeForCausalLM", **more)).sparse_layers)
+
+    assert sparse() == [0, 1, 2]
+    assert sparse(decoder_sparse_step=2) == [1]
+    assert sparse(mlp_only_layers=[0, 2, 7]) == [1]
+    assert sparse(decoder_sparse_step=4) == []
 
 
 def test_fields_that_are_off_or_harmless_are_accepted():
@@ -251,6 +283,25 @@ class TestCheckWeights:
         given["model.layers.0.self_attn.q_proj.bias"] = SimpleNamespace(shape=(64,), format=Format.F32)
         with pytest.raises(ModelFileError, match=r"q_proj\.bias of shape \[64\] is read by no op"):
             check_weights(self.model(), given)
+
+    @pytest.mark.parametrize("n_in_file", [7, 9])
+    def test_refuses_another_number_of_experts_than_the_config_has(self, n_in_file):
+        given, asked = (
+            build_model(config("Qwen3MoeForCausalLM", num_experts=n, num_experts_per_tok=2)) for n in (n_in_file, 8)
+        )
+        with pytest.raises(ModelFileError, match=r"mlp\.gate\.weight has shape|experts\.7\.gate_proj\.weight"):
+            check_weights(asked, tensors(given))
+
+    def test_names_a_missing_expert_and_both_shapes_of_a_wrong_one(self):
+        model = build_model(config("Qwen3MoeForCausalLM", num_experts=8, moe_intermediate_size=32))
+        name = "model.layers.1.mlp.experts.5.up_proj.weight"
+        given = tensors(model)
+        del given[name]
+        with pytest.raises(ModelFileError, match=r"1\.mlp\.experts\.5\.up_proj\.weight is missing; \[32, 64\]"):
+            check_weights(model, given)
+        given[name] = SimpleNamespace(shape=(64, 32), format=Format.F32)
+        with pytest.raises(ModelFileError, match=r"experts\.5\.up_proj\.weight has shape \[64, 32\]; \[32, 64\]"):
+            check_weights(model, given)
 
     def test_refuses_an_untied_head_that_is_missing(self):
         with pytest.raises(ModelFileError, match=r"lm_head\.weight is missing"):

@@ -32,6 +32,12 @@ CASES = {
     "mistral_q8_0_mixed": ("MistralForCausalLM", Format.Q8_0, {"num_hidden_layers": 1, "sliding_window": 8}),
     "qwen2_yarn_f16": ("Qwen2ForCausalLM", Format.F16, {"num_hidden_layers": 1, "rope_parameters": YARN}),
     "qwen3_q4_0": ("Qwen3ForCausalLM", Format.Q4_0, {"num_hidden_layers": 1, "head_dim": 32}),
+    "qwen3_moe_q8_0": (
+        "Qwen3MoeForCausalLM",
+        Format.Q8_0,
+        {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        | {"mlp_only_layers": [0], "norm_topk_prob": True},
+    ),
     "smollm3_bf16": ("SmolLM3ForCausalLM", Format.BF16, {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}),
     "gemma3_q5_0": (
         "Gemma3ForCausalLM",
