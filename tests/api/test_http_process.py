@@ -42,7 +42,7 @@ def build():
     limits = {{"max_len_tokens": 4096, "n_pages": 2048}}
     rig = Rig(runner={runner}, limits=limits, check_each_step=False)
     print("built", file=sys.stderr, flush=True)
-    return rig.facade
+    return rig.facade, settings
 
 settings = ServerSettings(**({{"served_names": ("tiny",), "port": 0}} | {settings}))
 try:

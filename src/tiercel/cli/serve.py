@@ -28,6 +28,27 @@ class ServeRequest:
     engine_options: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class ServeFlags:
+    """What the flags say, checked; nothing is looked for yet. `is_named`: they say what the model is called."""
+
+    model: str | None
+    settings: ServerSettings
+    engine_options: Mapping[str, Any]
+    source: Mapping[str, Any]
+    is_offline: bool
+    is_named: bool
+
+    def find(self) -> ServeRequest:
+        """Bring the model here.
+
+        Raises: ModelNotFound
+        """
+        found = find_model(RunRequest(self.model, None), offline=self.is_offline, **self.source)
+        named = self.settings if self.is_named else replace(self.settings, served_names=(found.display_name,))
+        return ServeRequest(str(found.path), named, {**self.engine_options, **for_tokenizer(self.source)})
+
+
 def configure(parser: CommandParser) -> None:
     """Give `parser` what `serve` takes."""
     parser.usage = "tiercel serve [MODEL] [--host HOST] [--port PORT] [flags]"
@@ -41,11 +62,11 @@ def configure(parser: CommandParser) -> None:
 
 def execute(args: Any) -> int:
     """Serve until told to stop."""
-    return start_server(read_request(args, os.environ)) or 0
+    return start_server(read_flags(args, os.environ)) or 0
 
 
-def read_request(args: Any, environ: Mapping[str, str]) -> ServeRequest:
-    """Check the flags and bring the model here.
+def read_flags(args: Any, environ: Mapping[str, str]) -> ServeFlags:
+    """Check the flags, all of them: wrong values are told before an address is taken or anything fetched.
 
     Raises:
         ConfigError: names without a model, an address others can reach without a key, or a value out of its range.
@@ -58,13 +79,9 @@ def read_request(args: Any, environ: Mapping[str, str]) -> ServeRequest:
     if "api_keys" in given and "api_key" not in args.of_file:
         print("tiercel serve: other users can see --api-key; TIERCEL_API_KEY is not seen", file=sys.stderr)
     settings = read_settings(args, environ)
-    # Wrong values are told before anything is fetched or loaded.
     options, source = given_options(args, ENGINE_OPTIONS), given_options(args, SOURCE_OPTIONS)
     engine_options(environ=environ, **options)
-    found = find_model(RunRequest(args.model, None), offline=args.offline, **source)
-    if "served_names" not in given:
-        settings = replace(settings, served_names=(found.display_name,))
-    return ServeRequest(str(found.path), settings, options | for_tokenizer(source))
+    return ServeFlags(args.model, settings, options, source, args.offline, "served_names" in given)
 
 
 def read_settings(args: Any, environ: Mapping[str, str]) -> ServerSettings:
@@ -89,13 +106,17 @@ def server_settings(given: Mapping[str, Any], environ: Mapping[str, str]) -> Ser
     return ServerSettings(**values)
 
 
-def start_server(request: ServeRequest) -> int | None:
-    """Serve until told to stop; return the exit code. Tests put a fake here."""
+def start_server(flags: ServeFlags) -> int | None:
+    """Take the address, find the model, serve until told to stop; return the exit code. Tests put a fake here."""
     from tiercel.api.http.logs import set_up_logging
     from tiercel.api.http.server import serve
 
-    set_up_logging(request.settings)
-    return serve(request.settings, lambda: build_facade(request))
+    def build() -> "tuple[EngineFacade, ServerSettings]":
+        request = flags.find()
+        return build_facade(request), request.settings
+
+    set_up_logging(flags.settings)
+    return serve(flags.settings, build)
 
 
 def build_facade(request: ServeRequest) -> "EngineFacade":

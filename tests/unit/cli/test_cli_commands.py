@@ -5,11 +5,14 @@ import io
 import json
 import os
 import shutil
+import socket
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from tiercel.api.http import logs, server
 from tiercel.cli import env, list_, pull, serve, show
 from tiercel.cli.main import main
 from tiercel.cli.progress import FetchProgress
@@ -145,7 +148,7 @@ def test_show_as_json_has_the_same(described, capsys):
 @pytest.fixture
 def served(monkeypatch, tiny):
     configs = []
-    monkeypatch.setattr(serve, "start_server", configs.append)
+    monkeypatch.setattr(serve, "start_server", lambda flags: configs.append(flags.find()))
     return configs
 
 
@@ -155,6 +158,24 @@ def test_serve_listens_on_this_machine_only_unless_told_otherwise(served, home):
     assert (settings.host, settings.port, settings.served_names) == ("127.0.0.1", 8000, ("tiny",))
     assert served[0].model == f"{home}/models/tiny/tiny.gguf"
     assert (settings.api_keys, dict(served[0].engine_options)) == ((), {})
+
+
+def test_a_port_in_use_is_told_before_the_model_is_looked_for(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(logs, "set_up_logging", lambda _: None)
+    monkeypatch.setattr(serve, "find_model", lambda *_, **__: pytest.fail("the model was looked for"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "tiny", "--port", str(port), "--n-connections-max", "8"]) == 1
+    assert f"127.0.0.1:{port} cannot be listened on" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_found_gives_the_address_back(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(logs, "set_up_logging", lambda _: None)
+    closed = []
+    monkeypatch.setattr(server, "take_address", lambda _: SimpleNamespace(close=lambda: closed.append(1)))
+    assert main(["serve", "no-such-model", "--n-connections-max", "8"]) != 0
+    assert "no-such-model" in capsys.readouterr().err
+    assert closed == [1]
 
 
 def test_serve_hands_on_its_flags(served):

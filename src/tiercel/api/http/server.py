@@ -35,10 +35,11 @@ _WATCH_S: Final = 1.0
 _LAST_WRITES_S: Final = 3
 
 
-def serve(settings: ServerSettings, build: Callable[[], EngineFacade]) -> int:
+def serve(settings: ServerSettings, build: Callable[[], tuple[EngineFacade, ServerSettings]]) -> int:
     """Serve until a signal, and return the process's exit code: 0 after a drain, 1 when it could not be.
 
-    `build` makes the engine, once the address is taken; what it raises is raised.
+    `build` finds the model and makes the engine, once the address is taken; what it raises is raised. Its settings are
+    these with the name of what it found.
 
     Raises: ConfigError: the settings' files for TLS, or its middleware, are not what they should be.
     """
@@ -55,7 +56,7 @@ def serve(settings: ServerSettings, build: Callable[[], EngineFacade]) -> int:
         return 1
     try:
         with _ended_by_sigterm():
-            engine = build()
+            engine, settings = build()
         try:
             return asyncio.run(_run(settings, engine, address, tls))
         finally:
