@@ -323,6 +323,15 @@ def _open_gguf(path: Path) -> Checkpoint:
         known[place.name] = Tensor(
             place.name, entry.shape, entry.format, owner[name].data(entry), place.row_permutation
         )
+    if any(len(tensor.shape) == 3 for tensor in known.values()):
+        from tiercel.loaders.stacked_experts import split_experts
+
+        try:
+            known = split_experts(known, str(path))
+        except TiercelError:
+            for file in files:
+                file.close()
+            raise
     return Checkpoint(
         path=path,
         kind="gguf",
@@ -378,6 +387,7 @@ def _check_tensor_count(metadata: "Mapping[str, Value]", n_tensors: int, path: P
 
 def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
     from tiercel.loaders.safetensors_file import SafetensorsFile
+    from tiercel.loaders.stacked_experts import STACKING_MODEL_TYPES, split_experts
 
     config = read_json_object(folder / "config.json")
     generation = folder / "generation_config.json"
@@ -390,6 +400,8 @@ def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
             file = SafetensorsFile(folder / file_name)
             files.append(file)
             _add_tensors(file, wanted, known, unsupported)
+        if config.get("model_type") in STACKING_MODEL_TYPES:
+            known = split_experts(known, str(folder))
         generation_settings = read_json_object(generation) if generation.exists() else {}
     except TiercelError:
         for file in files:

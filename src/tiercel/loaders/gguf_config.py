@@ -98,6 +98,27 @@ def read_qwen3(fields: Fields, config: Config, facts: Facts) -> None:
     _read_qwen(fields, config, facts)
 
 
+def read_qwen3_moe(fields: Fields, config: Config, facts: Facts) -> None:
+    """Read what Qwen3-MoE files say; their layers all have experts, and a router's weights always add up to one."""
+    config |= {
+        "num_experts": fields.count("expert_count"),
+        "num_experts_per_tok": fields.count("expert_used_count"),
+        "moe_intermediate_size": fields.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    fields.neutral("expert_weights_norm", True)
+    fields.neutral("expert_weights_scale", 0.0, 1.0)
+    fields.neutral("expert_gating_func", 0, 1)  # softmax
+    fields.neutral("expert_group_count", 0, 1)
+    fields.neutral("expert_group_used_count", 0, 1)
+    fields.neutral("leading_dense_block_count", 0)
+    fields.neutral("interleave_moe_layer_step", 0, 1)
+    fields.neutral("moe_every_n_layers", 0, 1)
+    _read_qwen(fields, config, facts)
+
+
 def _read_qwen(fields: Fields, config: Config, facts: Facts) -> None:
     # Which layers slide (max_window_layers) has no field in a GGUF file, so a window cannot be honoured.
     fields.neutral("attention.sliding_window", 0)
@@ -203,9 +224,10 @@ def _rope(fields: Fields, config: Config, facts: Facts, default_theta: float | N
     return plain | yarn | betas | ({} if attention_factor == 1.0 else {"attention_factor": magnitude})
 
 
-def refuse_what_no_family_has(fields: Fields) -> None:
+def refuse_what_no_family_has(fields: Fields, *, has_experts: bool) -> None:
     """Accept the fields of other architectures at the values that switch them off."""
-    for key in ("expert_count", "expert_used_count", "expert_shared_count", "nextn_predict_layers", "pooling_type"):
+    experts = () if has_experts else ("expert_count", "expert_used_count")
+    for key in (*experts, "expert_shared_count", "nextn_predict_layers", "pooling_type"):
         fields.neutral(key, 0)
     for key in ("attention.clamp_kqv", "attention.max_alibi_bias", "attn_logit_softcapping"):
         fields.neutral(key, 0.0)

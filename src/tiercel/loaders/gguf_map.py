@@ -1,4 +1,4 @@
-"""GGUF metadata and tensor names -> Hugging Face configuration and names, for llama, qwen2, qwen3 and gemma3.
+"""GGUF metadata and tensor names -> Hugging Face configuration and names, for llama, qwen2, qwen3, qwen3moe and gemma3.
 
 It knows the conventions of GGUF writers; it does not know what the models compute. Three conventions matter:
 
@@ -32,6 +32,7 @@ from tiercel.loaders.gguf_config import (
     read_llama,
     read_qwen2,
     read_qwen3,
+    read_qwen3_moe,
     refuse_what_no_family_has,
 )
 from tiercel.loaders.gguf_fields import Fields, scalar
@@ -63,6 +64,16 @@ _MATRICES: Mapping[str, str] = MappingProxyType(
     }
 )
 _NORMS: Mapping[str, str] = MappingProxyType({"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"})
+# Of a model with experts in every layer: the router, and one tensor of all experts.
+_EXPERT_MATRICES: Mapping[str, str] = MappingProxyType(
+    {name: place for name, place in _MATRICES.items() if not name.startswith("ffn_")}
+    | {
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+    }
+)
 _QK_NORMS: Mapping[str, str] = MappingProxyType({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
 _GEMMA_NORMS: Mapping[str, str] = MappingProxyType(
     {
@@ -88,10 +99,12 @@ class _Family:
     has_interleaved_rope: bool = False
     has_freq_factors: bool = False
     norms_include_one: bool = False
+    has_experts: bool = False  # in every layer, instead of the dense feed-forward
 
     def layer_names(self) -> dict[str, str]:
         """Map `blk.<i>.` names, without that prefix, onto names under `model.layers.<i>.`."""
-        weights = {f"{old}.weight": f"{new}.weight" for old, new in {**_MATRICES, **self.norms}.items()}
+        matrices = _EXPERT_MATRICES if self.has_experts else _MATRICES
+        weights = {f"{old}.weight": f"{new}.weight" for old, new in {**matrices, **self.norms}.items()}
         return weights | {bias: f"{_MATRICES[bias.removesuffix('.bias')]}.bias" for bias in self.biases}
 
 
@@ -133,7 +146,7 @@ def map_model(
     factors = _freq_factors(tensors, data, config["head_dim"], where) if family.has_freq_factors else None
     facts = Facts(parts, factors)
     family.read(fields, config, facts)
-    refuse_what_no_family_has(fields)
+    refuse_what_no_family_has(fields, has_experts=family.has_experts)
     fields.finish()
     check_vocabulary(metadata, config["vocab_size"], where)
     config |= token_ids(metadata, config["vocab_size"], where)
@@ -265,6 +278,14 @@ _FAMILIES: Mapping[str, _Family] = MappingProxyType(
         "llama": _Family("llama", "LlamaForCausalLM", _NORMS, _ATTENTION_BIASES + _MLP_BIASES, read_llama, True, True),
         "qwen2": _Family("qwen2", "Qwen2ForCausalLM", _NORMS, _ATTENTION_BIASES[:3], read_qwen2),
         "qwen3": _Family("qwen3", "Qwen3ForCausalLM", {**_NORMS, **_QK_NORMS}, _ATTENTION_BIASES, read_qwen3),
+        "qwen3moe": _Family(
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            {**_NORMS, **_QK_NORMS},
+            (),
+            read_qwen3_moe,
+            has_experts=True,
+        ),
         "gemma3": _Family(
             "gemma3_text", "Gemma3ForCausalLM", {**_GEMMA_NORMS, **_QK_NORMS}, (), read_gemma3, norms_include_one=True
         ),

@@ -86,10 +86,12 @@ class LateTensors(Mapping[str, Tensor]):
 def kept_of(
     key: str, checkpoint: Checkpoint, plan: Decided, packed: list[Weight], *, expand_to_f32: bool
 ) -> Kept | None:
-    """Return what is to be kept; None if this checkpoint is of a kind that is not: several files, or not GGUF."""
+    """Return what is to be kept; None for several files, stacked experts, and what is no GGUF."""
     if checkpoint.kind != "gguf" or len(checkpoint.files) != 1:
         return None
     file = cast("GgufFile", checkpoint.files[0])
+    if len(checkpoint.tensors) != len(file.tensors):
+        return None  # experts that the file stacks: more tensors than it has entries
     before, head_bytes, pieces = checkpoint.digest_recipe()
     import numpy as np
 

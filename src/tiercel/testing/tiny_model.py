@@ -29,6 +29,17 @@ CONFIG: Mapping[str, Any] = MappingProxyType(
         "eos_token_id": 258,
     }
 )
+MIXTURE_CONFIG: Mapping[str, Any] = MappingProxyType(
+    {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [0],
+    }
+)
+"""Laid over `CONFIG`: a dense layer, then one with experts."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Ids 256, 257 and 258; a byte's id is the byte."""
 CHAT_TEMPLATE = (

@@ -84,6 +84,7 @@ def safetensors_raw(header: bytes, data: bytes = b"", length: int | None = None)
 
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, FEED, VOCAB, LAYERS = 32, 4, 2, 8, 64, 40, 2
+EXPERTS, EXPERT_FEED = 3, 16
 
 
 def metadata(arch: str = "llama", **changes: object) -> dict[str, object]:
@@ -109,6 +110,9 @@ def metadata(arch: str = "llama", **changes: object) -> dict[str, object]:
     }
     if arch == "gemma3":
         keys["gemma3.attention.sliding_window"] = 16
+    if arch == "qwen3moe":
+        keys |= {"qwen3moe.expert_count": EXPERTS, "qwen3moe.expert_used_count": 2}
+        keys["qwen3moe.expert_feed_forward_length"] = EXPERT_FEED
     keys.update({f"{arch}.{key.replace('__', '.')}": value for key, value in changes.items()})
     return keys
 
@@ -127,7 +131,12 @@ def shapes(arch: str = "llama", *, is_tied: bool = True, biases: Sequence[str] =
         "ffn_up.weight": (FEED, WIDTH),
         "ffn_down.weight": (WIDTH, FEED),
     }
-    if arch in ("qwen3", "gemma3"):
+    if arch == "qwen3moe":
+        for name in ("gate", "up", "down"):
+            del layer[f"ffn_{name}.weight"]
+        layer |= {f"ffn_{name}_exps.weight": (EXPERTS, EXPERT_FEED, WIDTH) for name in ("gate", "up")}
+        layer |= {"ffn_down_exps.weight": (EXPERTS, WIDTH, EXPERT_FEED), "ffn_gate_inp.weight": (EXPERTS, WIDTH)}
+    if arch in ("qwen3", "qwen3moe", "gemma3"):
         layer |= {"attn_q_norm.weight": (HEAD_DIM,), "attn_k_norm.weight": (HEAD_DIM,)}
     if arch == "gemma3":
         layer |= {"post_attention_norm.weight": (WIDTH,), "post_ffw_norm.weight": (WIDTH,)}

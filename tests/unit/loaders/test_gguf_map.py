@@ -7,6 +7,8 @@ import pytest
 from tiercel.base.errors import ModelFileError, UnsupportedModel
 from tiercel.loaders.checkpoint import open_checkpoint
 from tiercel.loaders.gguf_map import unpermute_rows
+from tiercel.models.registry import build_model
+from tiercel.models.weights import check_weights
 
 ARCHES = ("llama", "qwen2", "qwen3", "gemma3")
 LAYER = "model.layers.1."
@@ -48,6 +50,48 @@ def test_every_tensor_gets_its_hugging_face_name(put, arch):
     if arch == "gemma3":
         expected |= {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"}
     assert names == expected
+
+
+def test_stacked_experts_become_a_tensor_each(put):
+    checkpoint = opened(put, "qwen3moe")
+    values = mb.filled(mb.shapes("qwen3moe"))
+    for old, new in (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj")):
+        _, shape, raw = values[f"blk.1.ffn_{old}_exps.weight"]
+        stack = np.frombuffer(raw, np.float32).reshape(shape)
+        for e in range(mb.EXPERTS):
+            tensor = checkpoint.tensors[f"{LAYER}mlp.experts.{e}.{new}.weight"]
+            assert tensor.shape == shape[1:]
+            np.testing.assert_array_equal(tensor.float32(), stack[e])
+    assert not any(name.endswith("experts.gate_proj.weight") for name in checkpoint.tensors)
+    model = build_model(checkpoint.config)
+    check_weights(model, checkpoint.tensors)
+    assert (model.mixture.routing.n_experts, model.mixture.routing.top_k) == (mb.EXPERTS, 2)
+    assert model.mixture.routing.renormalises
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("expert_gating_func", 2),
+        ("expert_weights_scale", 2.5),
+        ("leading_dense_block_count", 1),
+        ("expert_shared_count", 1),
+        ("expert_weights_norm", False),
+        ("expert_group_count", 4),
+    ],
+)
+def test_fields_of_experts_that_would_change_the_choice_are_refused(put, key, value):
+    assert_unsupported(put, key, "qwen3moe", **{key: value})
+
+
+def test_a_dense_file_with_experts_is_refused(put):
+    assert_unsupported(put, "expert_count", "qwen3", expert_count=8)
+
+
+def test_a_file_without_one_of_its_stacks_is_refused(put):
+    shapes = mb.shapes("qwen3moe")
+    del shapes["blk.1.ffn_up_exps.weight"]
+    assert_refused(put, r"blk\.1\.ffn_up_exps\.weight", "qwen3moe", tensors=shapes)
 
 
 def test_gemmas_ffn_norm_is_the_one_before_the_mlp(put):
