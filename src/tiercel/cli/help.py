@@ -1,5 +1,5 @@
 """What `--help` shows: the command's own flags and the common ones of the table; `--help=all` every one; `--help=GROUP`
-those of a group; `--help=FLAG` all that is known of one, or why it is none here.
+those of a group with their defaults; `--help=FLAG` all that is known of one, or why it is none here.
 """
 
 import argparse
@@ -31,7 +31,9 @@ def help_text(parser: "CommandParser", about: str) -> str:
         return _short(parser)
     title = _GROUPS.get(about.lower(), about.lower())
     if title in parser.titles:
-        return _page(parser, [title], [], is_whole=True)
+        flags = [flag for action in parser.titles[title]._group_actions for flag in action.option_strings]
+        rows = [parser.rows[flag] for flag in flags if flag in parser.rows]
+        return f"{title}:\n" + "\n".join(map(describe, rows))
     flag = "--" + about.lstrip("-").replace("_", "-")
     row = parser.rows.get(flag) or parser.rows.get(flag.replace("--no-", "--", 1))
     if row is not None:
@@ -87,23 +89,21 @@ def _short(parser: "CommandParser") -> str:
     if not parser.rows:
         return parser.format_help()
     own = [group.title for group in parser._action_groups if group.title not in parser.titles]
-    return _page(parser, [str(title) for title in own], list(parser.titles), is_whole=False)
+    return _page(parser, [str(title) for title in own], list(parser.titles))
 
 
-def _page(parser: "CommandParser", whole: list[str], titles: list[str], *, is_whole: bool) -> str:
+def _page(parser: "CommandParser", whole: list[str], titles: list[str]) -> str:
     """Write the groups of `whole`, the common flags of all, and the names of the others."""
     out = parser._get_formatter()
-    if not is_whole:
-        out.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
-        out.add_text(parser.description)
+    out.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
+    out.add_text(parser.description)
     for group in parser._action_groups:
         if str(group.title) in whole:
             _section(out, str(group.title), group._group_actions)
     common = [a for group in parser.titles.values() for a in group._group_actions if _is_common(parser, a)]
     if titles and common:
         _section(out, "often used", common)
-    if not is_whole:
-        out.add_text(parser.epilog)
+    out.add_text(parser.epilog)
     text = out.format_help()
     if titles:
         counts = ", ".join(f"{title} ({len(parser.titles[title]._group_actions)})" for title in titles)

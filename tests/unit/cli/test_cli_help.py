@@ -40,6 +40,17 @@ def test_a_group_has_its_flags_and_no_others(said, about):
     assert shown == {row.flag for row in ROWS if row.group == "cache"}
 
 
+@pytest.mark.parametrize("title", sorted({row.group for row in ROWS}))
+def test_the_help_of_a_group_tells_each_default(said, title):
+    text = said("serve", f"--help={title}")
+    rows = [row for row in ROWS if row.group == title]
+    assert text.startswith(f"{title}:\n")
+    assert text.count("    default: ") == len(rows)
+    assert [line.split()[0].rstrip(",") for line in text.splitlines() if line.startswith("-")] == [
+        row.short or row.flag for row in rows
+    ]
+
+
 @pytest.mark.parametrize("about", ["max-model-len", "max_model_len", "--max-model-len"])
 def test_a_flag_tells_its_default_and_why(said, about):
     assert said("serve", f"--help={about}").splitlines() == [
