@@ -15,7 +15,7 @@ import msgspec
 
 from tiercel.base.errors import ConfigError
 from tiercel.base.units import format_bytes
-from tiercel.hub.resolve import is_model_name
+from tiercel.hub.resolve import is_model_name, meant_model
 
 # No model's context holds this much text; a pipe that never ends must not fill the memory.
 _MOST_PIPED_CHARS = 64 << 20
@@ -42,14 +42,22 @@ def read_request(words: Sequence[str], model: str | None, stdin: TextIO | None, 
     if len(words) == 2:
         model, prompt = words
         if not is_model_name(model):
+            meant = meant_model(model)
             raise ConfigError(
-                f"run: got {model!r} before the prompt, which names no model; need a folder, a .gguf file, org/name or "
-                "a name that `tiercel list` shows; put a prompt of several words in quotes"
+                f"run: got {model!r} before the prompt, which names no model{f' ({meant})' if meant else ''}; need a "
+                "folder, a .gguf file, org/name or a name that `tiercel list` shows; put a prompt of several words in "
+                "quotes"
             )
     elif words and model is None and is_model_name(words[0]):
         model, is_guess = words[0], True
     elif words:
         prompt = words[0]
+        meant = meant_model(prompt) if model is None else None
+        if meant is not None:
+            raise ConfigError(
+                f"run: got {prompt!r}, which looks like a model and names none ({meant}); `tiercel list` shows what "
+                f"there is; if it is a prompt: tiercel run -m MODEL {prompt!r}"
+            )
     has_terminal = stdin is not None and stdin.isatty()
     if stdin is not None and not has_terminal and not (prompt is not None and _is_nothing(stdin)):
         piped = read_piped(stdin, notices)

@@ -20,6 +20,10 @@ _REPOSITORY = re.compile(
     r"(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(?::(?P<pick>[A-Za-z0-9._-]{1,96}))?",
     re.ASCII,
 )
+# How alike a word and a catalogue name are for one to be taken for a slip in the other: some letters of a dozen.
+_NEAR = 0.75
+_PATH_BEGINNINGS = ("./", "../", "/", "~/")
+_MODEL_ENDINGS = (".gguf", ".safetensors")
 # What tools for cutting up files call the pieces; GGUF's own parts are files that end in .gguf.
 _PIECE = re.compile(r"((.+\.gguf)[.-](?:part|split-))(?:\d+of\d+|-?[0-9a-z]{1,3})", re.ASCII | re.IGNORECASE)
 
@@ -43,6 +47,25 @@ def is_model_name(text: str, *, catalogue: Catalogue | None = None) -> bool:
         return True
     known = load_catalogue() if catalogue is None else catalogue
     return known.find(text) is not None
+
+
+def meant_model(text: str, *, catalogue: Catalogue | None = None) -> str | None:
+    """Say what a word that names no model was probably meant to name; None: it does not look like a model's name.
+
+    It looks like one where it is nearly a catalogue's, or is written as a path.
+    """
+    import difflib
+
+    known = load_catalogue() if catalogue is None else catalogue
+    if not text or any(letter.isspace() for letter in text) or is_model_name(text, catalogue=known):
+        return None
+    family = [name for name in known.names if name.partition("-")[0] == text.lower()]
+    near = family or difflib.get_close_matches(text.lower(), known.names, n=1, cutoff=_NEAR)
+    if near:
+        return f"did you mean {near[0]}?"
+    if text.startswith(_PATH_BEGINNINGS) or text.lower().endswith(_MODEL_ENDINGS):
+        return "there is no such file or folder"
+    return None
 
 
 def resolve(

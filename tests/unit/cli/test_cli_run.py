@@ -37,6 +37,38 @@ def test_one_word_that_names_a_model_is_the_model(home, terminal, word):
     assert request(word, terminal=terminal) == RunRequest(word, None, is_guess=True)
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("smolm2-135m", "did you mean smollm2-135m?"),
+        ("SmolLM2-135M", "did you mean smollm2-135m?"),
+        ("smollm2", "did you mean smollm2-135m?"),
+        ("gemma3-270", "did you mean gemma3-270m?"),
+        ("./no/model", "no such file or folder"),
+        ("/no/model", "no such file or folder"),
+        ("~/no.model", "no such file or folder"),
+        ("model.gguf", "no such file or folder"),
+        ("model.Q4_0.GGUF", "no such file or folder"),
+    ],
+)
+def test_a_word_that_looks_like_a_model_and_names_none_is_no_prompt(home, word, meant):
+    with pytest.raises(ConfigError) as caught:
+        request(word)
+    assert meant in str(caught.value)
+    assert f"tiercel run -m MODEL '{word}'" in str(caught.value)
+    assert request(word, model="tiny").prompt == word
+    with pytest.raises(ConfigError) as caught:
+        request(word, "Why?")
+    assert meant in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "word", ["Why?", "Hello", "small", "gemma", "Summarise:", "a/b/c", "./a b", "a.gguf is what?", "x"]
+)
+def test_a_word_that_does_not_look_like_a_model_is_a_prompt(home, word):
+    assert request(word) == RunRequest(None, word)
+
+
 def test_no_words_on_a_terminal_is_a_chat(home, terminal):
     assert request(terminal=terminal) == RunRequest(None, None)
 
