@@ -80,7 +80,7 @@ const char* StepRunner::submit(const StepRequest& request) {
   w.seq_mask.assign(request.seq_slot.size(), -1);
   for (size_t s = 0; s < request.seq_masked.size(); ++s)
     if (request.seq_masked[s] && request.seq_samples[s]) w.seq_mask[s] = w.n_masks++;
-  w.masks.assign(static_cast<size_t>(w.n_masks * mask_words(program_->vocab())), ~0u);
+  w.masks.resize(static_cast<size_t>(w.n_masks * mask_words(program_->vocab()))); // written whole by set_masks
   w.has_masks.store(w.n_masks == 0);
   // Sized here, so that the step itself allocates nothing.
   StepOutcome& out = w.outcome;
