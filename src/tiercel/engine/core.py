@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tiercel.base.errors import ConfigError, EngineDead, NoTokenAllowed, QueueFull, RequestFailed, TiercelError
 from tiercel.engine.config import EngineConfig
@@ -36,6 +37,9 @@ from tiercel.engine.scheduler import PlannedStep, Scheduler
 from tiercel.engine.stats import EngineSnapshot, SequenceStats, StatsListener, StepStats
 from tiercel.protocol.step import StepResult
 from tiercel.runner.interface import N_STEPS_MAX, Runner
+
+if TYPE_CHECKING:
+    from tiercel.sampling.constraint import MaskRows
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +82,7 @@ class EngineCore:
         self._updates: list[SequenceUpdate] = []
         self._stats = StepStats(time_s=0.0)
         self._untold_stats: list[StepStats] = []  # of steps collected in this round, before the last
+        self._masks: MaskRows | None = None  # those of one step; a runner keeps its own copy
         self._n_arrived = 0
         self._totals = {"steps": 0, "failed": 0, "prompt": 0, "generation": 0, "computed": 0, "stale": 0}
 
@@ -309,22 +314,21 @@ class EngineCore:
         """
         if not step.masked or step in self._not_submitted:
             return
-        import numpy as np  # a start without forms does without it
+        if self._masks is None:
+            from tiercel.sampling.constraint import MaskRows  # a start without forms does without it
 
-        from tiercel.sampling.constraint import n_mask_words
-
-        masks = np.empty((len(step.masked), n_mask_words(self.limits.vocab_size)), np.uint32)
-        for sequence, row in zip(step.masked, masks, strict=True):
+            self._masks = MaskRows(self.limits.n_slots, self.limits.vocab_size)
+        for sequence, row in zip(step.masked, self._masks.rows, strict=False):
             if sequence.state is State.FINISHED or sequence in step.discarded:
-                row.fill(_ALL_BITS)
+                row.words.fill(_ALL_BITS)
                 continue
             assert sequence.constraint is not None
             try:
                 sequence.constraint.fill(row)
             except Exception as error:  # noqa: BLE001  a request's boundary: answered to it, others go on
-                row.fill(_ALL_BITS)
+                row.words.fill(_ALL_BITS)
                 self._end_sequence(sequence, self._update(sequence, []), error=_form_failed(sequence, error))
-        self._runner.set_masks(step.step_id, masks)
+        self._runner.set_masks(step.step_id, self._masks.words[: len(step.masked)])
 
     def _note_admissions(self, admitted: list[Sequence]) -> None:
         n_first = sum(s.n_preemptions == 0 for s in admitted)

@@ -67,7 +67,8 @@ class Runner(Protocol):
         """Bring a submitted step its masks: to be called once for each step that has masked sequences, in any state.
 
         A step computes its logits without them and waits for them before it samples; one that never gets them never
-        ends. Given as late as this, they may depend on the tokens of the step before.
+        ends. Given as late as this, they may depend on the tokens of the step before. The array is the caller's again
+        when this returns.
 
         Shapes: masks  uint32 [masked sequences, ceil(V / 32)], in the plan's order; bit i % 32 of word i // 32 is set
         if token i may be chosen

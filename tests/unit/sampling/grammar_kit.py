@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from tiercel.protocol.structured import StructuredOutputsParams
-from tiercel.sampling.constraint import n_mask_words
+from tiercel.sampling.constraint import MaskRows
 from tiercel.sampling.grammars import Grammars
 from tiercel.text.tokenizer import Tokenizer
 
@@ -98,9 +98,10 @@ class Forms:
 
     def allowed(self, constraint):
         """Give the ids that may come next."""
-        row = np.full(n_mask_words(self.vocab_size), 0xDEADBEEF, np.uint32)
-        constraint.fill(row)
-        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        masks = MaskRows(1, self.vocab_size)
+        masks.words.fill(0xDEADBEEF)
+        constraint.fill(masks.rows[0])
+        bits = np.unpackbits(masks.words[0].view(np.uint8), bitorder="little")
         assert not bits[self.vocab_size :].any(), "a bit behind the vocabulary"
         return np.flatnonzero(bits).tolist()
 
