@@ -39,7 +39,7 @@ class Bench:
             if update.finish_reason is not None or update.error is not None:
                 self.finals[update.sequence_id] = update
 
-    def add(self, name, prompt, *, max_tokens=4, priority=0, salt=None, seed=7, **params):
+    def add(self, name, prompt, *, max_tokens=4, priority=0, salt=None, seed=7, constraint=None, **params):
         limits = self.runner.limits
         params = SamplingParams(max_tokens=max_tokens, **params)
         size = limits.page_size_tokens
@@ -53,6 +53,7 @@ class Bench:
             page_keys=PageKeys(root_key("w", "f16", size, salt=salt), size),
             arrival_s=self.clock(),
             priority=priority,
+            constraint=constraint,
         )
         self.core.add([new])
         return new

@@ -5,12 +5,15 @@
 
 from dataclasses import dataclass, replace
 
-from engine_kit import Bench
+import pytest
+from engine_kit import Bench, LetterTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercel.kv.page_keys import extend, root_key
 from tiercel.protocol.params import SamplingParams
+from tiercel.protocol.structured import StructuredOutputsParams
+from tiercel.sampling.grammars import Grammars
 from tiercel.testing.fake_runner import FakeRunner, early_at_random, expected_tokens, expected_values, make_limits
 
 PREFIXES = [[], list(range(4)), list(range(13)), [*range(8), 60, 61, 62, 63]]
@@ -120,8 +123,8 @@ def make_bench(setup, **runner_options):
     )
 
 
-def play(bench, setup, trace):
-    """Run a trace; return the requests that were sent."""
+def play(bench, setup, trace, start_form=lambda i: None):
+    """Run a trace; return the requests that were sent. `start_form` gives the constraint of the i-th."""
     sent = {}
     for i, event in enumerate(trace):
         for _ in range(event.n_rounds):
@@ -139,6 +142,7 @@ def play(bench, setup, trace):
                 priority=event.priority,
                 salt="x" if event.is_salted else None,
                 seed=i % 3,
+                constraint=start_form(i),
                 **options,
             )
             sent[f"s{i}"] = (prompt, min(event.max_tokens, room), i % 3, event)
@@ -231,3 +235,45 @@ def test_running_ahead_changes_no_token_and_loses_nothing(setup, trace, fail_ste
     bench.assert_idle()
     assert_right(bench, setup, sent)
     assert_cached_pages_hold_what_their_keys_say(bench, sent)
+
+
+FORMS = [{"regex": "[a-c]+x?"}, {"choice": ["one", "other"]}, {"regex": "[ -~]{2,5}"}, None]
+
+
+class Letters(LetterTokenizer):
+    special_tokens = {}  # noqa: RUF012  a fake's
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    grammars = Grammars(Letters(), 97, (94,))
+    yield [form and grammars.compile(StructuredOutputsParams(**form)) for form in FORMS]
+    grammars.check()
+    grammars.close()
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(setups, st.lists(events, min_size=1, max_size=12))
+def test_every_form_ends_with_the_tokens_it_gets_alone(compiled, setup, trace):
+    """Whoever else runs, is preempted or aborted; with a form that ends early, late or not at all."""
+
+    def start_form(i):
+        form = compiled[i % len(FORMS)]
+        return form and form.start()
+
+    bench = make_bench(setup)
+    sent = play(bench, setup, trace, start_form)
+    bench.assert_idle()
+    assert set(bench.finals) == set(sent)
+    for name, (prompt, n, seed, event) in sent.items():
+        alone = Bench(eos_ids=bench.eos_ids)
+        temperature = 0.0 if event.is_greedy else 1.0
+        alone.add(name, prompt, max_tokens=n, seed=seed, temperature=temperature, constraint=start_form(int(name[1:])))
+        alone.run()
+        got, want, final = bench.tokens.get(name, []), alone.tokens.get(name, []), bench.finals[name]
+        if final.finish_reason == "abort":
+            assert got == want[: len(got)]
+            continue
+        assert got == want, name
+        assert final.finish_reason == alone.finals[name].finish_reason
+        assert str(final.error) == str(alone.finals[name].error)

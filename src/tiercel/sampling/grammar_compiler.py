@@ -47,6 +47,7 @@ class _Worker:
         assert self._process.stdout is not None
         self._to: IO[bytes] = self._process.stdin
         self._from: IO[bytes] = self._process.stdout
+        self.is_late = False  # it was ended for taking too long by the clock
         try:
             write_frame(self._to, start)  # type: ignore[arg-type]
         except OSError:
@@ -65,6 +66,11 @@ class _Worker:
         self.kill()
         return None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether nobody has ended the process."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """End the process, whatever it does. Idempotent."""
         self._process.kill()
@@ -80,6 +86,7 @@ class _Worker:
         while len(data) < n_bytes:
             left_s = until_s - time.monotonic()
             if left_s <= 0 or not poll.poll(left_s * 1000):
+                self.is_late = True
                 return None
             piece = os.read(self._from.fileno(), n_bytes - len(data))
             if not piece:
@@ -111,6 +118,11 @@ class GrammarCompiler:
             answer = worker.ask(CompileJob(form, text, options, cpu_s), self._limits.compile_wall_s)
             if answer is not None:
                 self._give(worker)
+        if answer is None and worker.is_late:
+            raise CompileRefused(
+                f"its compiler did not answer within {self._limits.compile_wall_s} s; make it simpler, or send it again "
+                "when the machine has less to do"
+            )
         if answer is None:
             raise CompileRefused(
                 f"it takes more than {cpu_s} s of a processor or {self._limits.worker_bytes >> 20} MiB to compile; "
@@ -130,8 +142,11 @@ class GrammarCompiler:
 
     def _take(self) -> _Worker:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            idle = self._idle.pop() if self._idle else None
+        if idle is not None and idle.is_alive:
+            return idle
+        if idle is not None:
+            idle.kill()  # the system, or a person, ended it while it did nothing
         return _Worker(self._start())
 
     def _give(self, worker: _Worker) -> None:
