@@ -67,6 +67,7 @@ llama= ik= openvino= vllm= transformers=
   row startup startup-smollm2 $llama
   row latency overhead-1-smollm2
   row throughput overhead-32-smollm2
+  row throughput structured32-smollm2
   row served served32-smollm2
   row context context-4096-smollm2
 }

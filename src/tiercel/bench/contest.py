@@ -16,10 +16,14 @@ from tiercel.bench.rows import OURS
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt to be continued greedily by exactly `max_tokens` tokens, whatever they are."""
+    """A prompt to be continued greedily by exactly `max_tokens` tokens, whatever they are.
+
+    `schema`: JSON of what their text must begin; only ours is asked for it.
+    """
 
     token_ids: tuple[int, ...]
     max_tokens: int
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

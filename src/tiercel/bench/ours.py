@@ -78,11 +78,18 @@ class OurEngine:
     def generate(self, requests: Sequence[Request]) -> Run:
         """See `Competitor.generate`."""
         from tiercel.protocol.params import SamplingParams
+        from tiercel.protocol.structured import StructuredOutputsParams
 
         prompts = [{"prompt_token_ids": list(one.token_ids)} for one in requests]
         # No detokenizer: peers are asked for token ids too.
         params = [
-            SamplingParams(temperature=0.0, max_tokens=one.max_tokens, ignore_eos=True, detokenize=False)
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=one.max_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                structured_outputs=None if one.schema is None else StructuredOutputsParams(json=one.schema),
+            )
             for one in requests
         ]
         if self._is_timed:

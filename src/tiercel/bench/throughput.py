@@ -3,16 +3,39 @@
 Measures of a round: `elapsed_s`, `requests_per_s`, `total_tok_s` (prompt and output), `output_tok_s`. With
 `against_single`, the first request also runs alone in each round: `single_output_tok_s`, and `gain_over_single`, how
 many times that the whole group's output rate is. With `step_overhead`, `step_overhead_frac`: the part of `elapsed_s`
-in which no kernel runs.
+in which no kernel runs. With `against_form`, the group also runs bound to a JSON schema: `form_time_ratio`, how many
+times as long that takes.
 """
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Final
 
+from tiercel.base.errors import ConfigError
 from tiercel.bench.contest import Request, Run
 from tiercel.bench.offline import Field, Told, overhead, run
 from tiercel.bench.prompts import random_requests
 from tiercel.bench.rows import Row
+
+# Objects in a list, strings in the objects, numbers: what schemas mostly are. It has no end within a benchmark.
+_SCHEMA: Final = json.dumps(
+    {
+        "type": "array",
+        "minItems": 500,
+        "items": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 3},
+                "age": {"type": "integer"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["name", "age", "tags"],
+            "additionalProperties": False,
+        },
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +48,20 @@ class ThroughputWork:
     random_range_ratio: float = 0.0
     against_single: bool = False
     step_overhead: bool = False
+    against_form: bool = False
+
+    def __post_init__(self) -> None:
+        if self.against_form and self.against_single:
+            raise ConfigError("bench throughput: against_form and against_single: one of the two is needed; drop one")
 
 
 def bench(who: Field, told: Told, work: ThroughputWork, *, on_note: Callable[[str], None] = lambda _: None) -> Row:
-    """Measure the throughput of `work`."""
+    """Measure the throughput of `work`.
+
+    Raises: ConfigError: with `against_form`, peers are named: none is told the form.
+    """
+    if work.against_form and who.peers:
+        raise ConfigError(f"bench throughput: against_form: got peers {', '.join(who.peers)}; ours alone is measured")
 
     def make_groups(vocab_size: int) -> list[list[Request]]:
         requests = random_requests(
@@ -39,6 +72,8 @@ def bench(who: Field, told: Told, work: ThroughputWork, *, on_note: Callable[[st
             seed=who.seed,
             range_ratio=work.random_range_ratio,
         )
+        if work.against_form:
+            return [requests, [dataclasses.replace(one, schema=_SCHEMA) for one in requests]]
         return [requests, requests[:1]] if work.against_single else [requests]
 
     return run(who, told, asdict(work), make_groups, measure, on_note=on_note)
@@ -56,7 +91,9 @@ def measure(groups: Sequence[Sequence[Request]], runs: Sequence[Run]) -> Mapping
         "output_tok_s": n_out / done.elapsed_s,
         **overhead(done),
     }
-    if len(runs) > 1:
+    if len(runs) > 1 and groups[1][0].schema is not None:
+        found["form_time_ratio"] = runs[1].elapsed_s / done.elapsed_s
+    elif len(runs) > 1:
         single_tok_s = len(runs[1].token_ids[0]) / runs[1].elapsed_s
         found |= {"single_output_tok_s": single_tok_s, "gain_over_single": found["output_tok_s"] / single_tok_s}
     return found

@@ -270,6 +270,12 @@ def _configure_throughput(parser: CommandParser) -> None:
         default=argparse.SUPPRESS,
         help="let one request also run alone in each round, and say how much more all give",
     )
+    parser.add_argument(
+        "--against-form",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="let all also run bound to a JSON schema in each round, and say how many times as long that takes",
+    )
     _add_step_overhead(parser)
     _add_field(parser, n_rounds=5, n_warmups=1)
 

@@ -120,7 +120,7 @@ class GrammarCompiler:
                 self._give(worker)
         if answer is None and worker.is_late:
             raise CompileRefused(
-                f"its compiler did not answer within {self._limits.compile_wall_s} s; make it simpler, or send it again "
+                f"the compiler gave no answer within {self._limits.compile_wall_s} s; make it simpler or send it again "
                 "when the machine has less to do"
             )
         if answer is None:

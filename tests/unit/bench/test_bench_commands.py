@@ -88,6 +88,18 @@ def test_throughput_can_be_set_beside_one_request_alone(engine, capsys, no_check
     assert measures["gain_over_single"]["median"] == 3.0
 
 
+def test_throughput_can_be_set_beside_itself_bound_to_a_form(engine, capsys, no_checkout):
+    words = ["bench", "throughput", "--num-prompts", "3", "--input-len", "4", "--output-len", "5", *SMALL]
+    assert main.main([*words, "--against-form", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["contestants"]["tiercel"]["measures"]["form_time_ratio"]["median"] == 1.0
+    free, bound = engine.turns[-2:]
+    assert [one.schema for one in free] == [None] * 3
+    assert all(json.loads(one.schema)["type"] == "array" for one in bound)
+    assert main.main([*words, "--against-form", "--against-single"]) == 2
+    assert "drop one" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words", [["latency", "--batch-size", "2"], ["throughput", "--num-prompts", "2"]], ids=lambda words: words[0]
 )
