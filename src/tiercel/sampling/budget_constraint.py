@@ -8,10 +8,8 @@ Owner: the engine's thread. Like a form's constraint, a preempted sequence keeps
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from tiercel.sampling.constraint import Constraint, Words
+    from tiercel.sampling.constraint import Constraint, MaskRow
     from tiercel.text.thinking_budget import ThinkingBudget
 
 _ALL_BITS = 0xFFFFFFFF
@@ -39,24 +37,22 @@ class BudgetConstraint:
         """Whether it is complete, and the last token is part of its text."""
         return self._inner is not None and self._inner.ends_with_text
 
-    def fill(self, row: "Words") -> None:
-        """Write which tokens may come next.
-
-        Shapes: row  uint32 [n_mask_words(V)], written whole
+    def fill(self, row: "MaskRow") -> None:
+        """Write which tokens may come next, to all of `row`.
 
         Raises: RequestFailed: the form takes too much work at this place.
         """
         if self._inner is None:
-            row.fill(_ALL_BITS)  # bits beyond the vocabulary are never read
+            row.words.fill(_ALL_BITS)  # bits beyond the vocabulary are never read
         else:
             self._inner.fill(row)
         token_id = self._budget.forced_id
         if token_id is None:
             return
-        bit = np.uint32(1 << token_id % 32)
-        if row[token_id // 32] & bit:
-            row.fill(0)
-            row[token_id // 32] = bit
+        bit = 1 << token_id % 32
+        if row.each[token_id // 32] & bit:
+            row.words.fill(0)
+            row.each[token_id // 32] = bit
 
     def accept(self, token_id: int) -> None:
         """Take the token that came.

@@ -4,9 +4,8 @@ It has three parts in time. While the model reasons, everything but an end may c
 begun, the form's tokens may come and those that open reasoning. Then the form decides, to its end.
 
 A mark that opens reasoning is one token where the vocabulary has it as one, else any tokens that spell it. What has
-come
-of it may be the beginning of an answer as well: the form takes it too, as far as it can, and is set back when the mark
-is whole.
+come of it may be the beginning of an answer as well: the form takes it too, as far as it can, and is set back when the
+mark is whole.
 
 How it ends. Where the text may end, end-of-sequence may come, and the request's stop tokens; nowhere else, so that no
 request ends with half of a form. When nothing else may follow, the sequence is complete at once: no token is spent on
@@ -120,13 +119,13 @@ class Constraint:
         self._ignored_ids = self._eos_ids - stop_ids if ignores_eos else frozenset()
         self._tracker = ThinkingTracker(thinking or ThinkingMarks(), vocabulary.ours.token_bytes)
         self._openers = vocabulary.openers(thinking.begins) if thinking is not None else {}
-        self._is_begun = (
-            True  # the form has taken all tokens that came before it was decided whether they open reasoning
-        )
+        self._is_begun = True  # the form has taken all that came, which may yet turn out to open reasoning
         # Of the library's masks, what does not count where the text may not end.
         self._excepted = _bits_of(self._stop_ids | self._ignored_ids, vocabulary.vocab_size)
+        self._stops = _bits_of(self._stop_ids, vocabulary.vocab_size)
         self._thinking_mask: Words | None = None
-        self._scratch = np.zeros(vocabulary.n_library_words, np.uint32) if self._needs_scratch else None
+        needs_scratch = vocabulary.n_library_words != vocabulary.n_words
+        self._scratch = np.zeros(vocabulary.n_library_words, np.uint32) if needs_scratch else None
         self.n_tokens = 0
         self.is_complete = False
         self.ends_with_text = False  # it is complete, and the last token is part of its text
@@ -141,10 +140,6 @@ class Constraint:
         """Whether the form has taken what came, and something came or will not be reasoning."""
         state = self._tracker.state
         return state is Thinking.ANSWERING or (state is Thinking.OPENING and self._is_begun)
-
-    @property
-    def _needs_scratch(self) -> bool:
-        return self._vocabulary.n_library_words != self._vocabulary.n_words
 
     def fill(self, row: MaskRow) -> None:
         """Write which tokens may come next, to all of `row`.
@@ -172,8 +167,8 @@ class Constraint:
         for i, bits in self._excepted:
             each[i] &= ~bits
         if self._matcher.is_accepting():
-            if self._stop_ids and self._is_at_form:
-                _set(each, _bits_of(self._stop_ids, self._vocabulary.vocab_size))
+            if self._is_at_form:
+                _set(each, self._stops)
             if self._ignored_ids and not np.count_nonzero(row.words):
                 self._ask_library(row)
 
