@@ -345,8 +345,6 @@ void bind_runner(nb::module_& m) {
           },
           "step_id"_a, "masks"_a, "uint32 [masked sequences, words]; a step with masked sequences samples only when it has them.")
       .def(
-          "drop", [](BoundRunner& b, int64_t slot) { b.live().drop(b.check_slot(slot)); }, "slot"_a)
-      .def(
           "wait",
           [](BoundRunner& b, int64_t n) {
             StepRunner& runner = b.live();

@@ -42,10 +42,7 @@ void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_
   Slot& s = slots_[static_cast<size_t>(slot)];
   s.params = std::move(params);
   s.n_prompt = n_prompt;
-  s.is_dropped.store(false, std::memory_order_relaxed);
 }
-
-void StepRunner::drop(int32_t slot) { slots_[static_cast<size_t>(slot)].is_dropped.store(true, std::memory_order_relaxed); }
 
 void StepRunner::set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages) {
   auto* row = reinterpret_cast<int32_t*>(page_table_->data()) + slot * limits_.pages_per_slot;
@@ -199,18 +196,9 @@ void StepRunner::gather(Work& w) {
   }
 }
 
-bool StepRunner::is_wanted(const Work& work) const {
-  const auto is_dropped = [&](int32_t slot) { return slots_[static_cast<size_t>(slot)].is_dropped.load(std::memory_order_relaxed); };
-  return work.seq_slot.empty() || !std::ranges::all_of(work.seq_slot, is_dropped);
-}
-
 void StepRunner::run(Work& work) {
   const auto start = std::chrono::steady_clock::now();
   gather(work);
-  if (!is_wanted(work)) {
-    work.outcome.compute_ns = 0;
-    return;
-  }
   struct Job {
     StepRunner* self;
     Work* work;

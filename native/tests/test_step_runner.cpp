@@ -140,22 +140,6 @@ TEST(a_hurried_wait_ends_with_the_first_step) {
   }
 }
 
-TEST(a_step_of_dropped_slots_only_is_not_computed) {
-  const Model model;
-  const auto runner = model.runner(2);
-  admit(*runner, 0, {1, 2, 3});
-  admit(*runner, 1, {4});
-  runner->drop(0);
-  CHECK(runner->submit(Columns{{0}, {0}, {3}, {1}, {0}}.request(1)) == nullptr);
-  CHECK(runner->submit(Columns{{0, 1}, {0, 0}, {3, 1}, {1, 1}, {0, 0}}.request(2)) == nullptr);
-  const StepOutcome skipped = runner->collect(), shared = runner->collect();
-  CHECK(skipped.row_token == std::vector<int32_t>{0} && skipped.compute_ns == 0);
-  CHECK((shared.row_token == std::vector<int32_t>{model.next(3), model.next(4)}));
-  admit(*runner, 0, {1, 2, 3});
-  CHECK(runner->submit(Columns{{0}, {0}, {3}, {1}, {0}}.request(3)) == nullptr);
-  CHECK(runner->collect().row_token == std::vector<int32_t>{model.next(3)});
-}
-
 TEST(rows_come_back_in_plan_order_with_scores_of_the_tokens_that_follow) {
   const Model model;
   const auto runner = model.runner(2);

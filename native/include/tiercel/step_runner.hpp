@@ -1,6 +1,6 @@
 // Slots, and the thread that replays steps over them one after the other.
 //
-// Thread rule: admit, set_pages, drop, submit, wait and collect come from one caller thread. Steps run on the runner's own thread (the
+// Thread rule: admit, set_pages, submit, wait and collect come from one caller thread. Steps run on the runner's own thread (the
 // team's thread 0). A slot's rows are written by the caller only while no submitted step names it, but for page table entries, which are
 // appended past those that submitted steps read, and the token after the last, which only the sampler writes. set_masks too comes from the
 // caller thread: a step with masks computes its logits without them and waits for them before it samples.
@@ -74,8 +74,6 @@ class StepRunner {
   void hurry();
   // Waits for the oldest submitted step. REQUIRES: one is submitted.
   StepOutcome collect();
-  // The slot's rows are not wanted, until it is admitted again: a step that has no others is not computed.
-  void drop(int32_t slot);
 
   int64_t n_submitted() const { return n_submitted_; }
   Program& program() { return *program_; }
@@ -88,7 +86,6 @@ class StepRunner {
   struct Slot {
     SamplerParams params;
     int64_t n_prompt = 0;
-    std::atomic<bool> is_dropped = false;
   };
   // One submitted step: its arrays are sized once, for the limits.
   struct Work {
@@ -109,7 +106,6 @@ class StepRunner {
   static void release_masks(Work& work);
   void serve();
   void run(Work& work);
-  bool is_wanted(const Work& work) const;
   void gather(Work& work);
   void sample(Work& work, int32_t thread);
 

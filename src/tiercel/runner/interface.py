@@ -75,13 +75,6 @@ class Runner(Protocol):
         """
         ...
 
-    def drop(self, slot: int) -> None:
-        """Say that nobody wants the slot's rows in submitted steps: a step that has no others need not be computed.
-
-        Until it is admitted again, its rows may hold anything.
-        """
-        ...
-
     def wait(self, n_steps: int) -> int:
         """Wait, waking up once, until the oldest `n_steps` submitted steps have ended. Releases the GIL.
 

@@ -167,10 +167,6 @@ class NativeRunner:
         except ValueError as error:
             raise ShapeError(f"runner.set_masks: step {step_id}: {error}") from error
 
-    def drop(self, slot: int) -> None:
-        """See `Runner.drop`."""
-        self._runner.drop(slot)
-
     def wait(self, n_steps: int) -> int:
         """See `Runner.wait`."""
         return self._runner.wait(n_steps)

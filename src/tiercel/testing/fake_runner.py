@@ -58,7 +58,6 @@ class FakeRunner:
         self.fail_steps = set(fail_steps)
         self._nan_token_id = nan_token_id
         self._compute_ns = compute_ns
-        self._dropped: set[int] = set()
         self._is_hurried = False
         self._rows: list[_Row | None] = [None] * limits.n_slots
         shape = (limits.n_pages, limits.page_size_tokens)
@@ -68,7 +67,7 @@ class FakeRunner:
         self._waiting: deque[StepPlan] = deque()
         self._done: deque[StepResult | None] = deque()
         self._masks: dict[int, np.ndarray] = {}  # of waiting steps
-        self.n_steps_run = self.n_steps_skipped = 0
+        self.n_steps_run = 0
         self.is_closed = False
 
     @property
@@ -90,7 +89,6 @@ class FakeRunner:
         assert 1 <= n_prompt_tokens <= len(token_ids) <= self._limits.max_len_tokens, "fake: wrong token counts"
         tokens: list[int | None] = [*token_ids]
         tokens += [None] * (self._limits.max_len_tokens - len(tokens))
-        self._dropped.discard(slot)
         self._rows[slot] = _Row(tokens, n_prompt_tokens, params, seed, frozenset(stop_ids))
 
     def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
@@ -134,11 +132,6 @@ class FakeRunner:
 
     def _has_masks(self, plan: StepPlan) -> bool:
         return plan.seq_masked is None or plan.step_id in self._masks
-
-    def drop(self, slot: int) -> None:
-        """Say that nobody wants the slot's rows."""
-        self._row(slot)
-        self._dropped.add(slot)
 
     def hurry(self) -> None:
         """Let the next wait be for one step."""
@@ -212,10 +205,8 @@ class FakeRunner:
 
     def _run(self, plan: StepPlan) -> StepResult:
         rows: list[tuple[int, int, int, int]] = []
-        is_wanted = not self._dropped.issuperset(plan.seq_slot.tolist())
-        self.n_steps_skipped += not is_wanted
         for s in range(len(plan.seq_slot)):
-            rows += self._run_sequence(plan, s) if is_wanted else self._skip_sequence(plan, s)
+            rows += self._run_sequence(plan, s)
         row_seq, row_pos, row_token = (np.array([row[i] for row in rows], np.int32) for i in range(3))
         if plan.n_logprobs is None:
             return StepResult(plan.step_id, row_seq, row_pos, row_token, compute_ns=self._compute_ns)
@@ -245,31 +236,23 @@ class FakeRunner:
         n_more = n - len(named)
         return [*named, *[-1] * n_more], [*(_logprob(i, value, size)[0] for i in named), *[math.nan] * n_more]
 
-    def _skip_sequence(self, plan: StepPlan, s: int) -> list[tuple[int, int, int, int]]:
-        """Give the rows of a sequence that nobody wants."""
-        end = int(plan.seq_start[s]) + int(plan.seq_tokens[s])
-        first = int(plan.seq_start[s]) if plan.seq_scores[s] else end - bool(plan.seq_samples[s])
-        return [(s, position, 0, 1) for position in range(first, end)]
-
     def _run_sequence(self, plan: StepPlan, s: int) -> list[tuple[int, int, int, int]]:
         """Compute one sequence's tokens; return rows of (sequence, position, token, value)."""
         row = self._row(int(plan.seq_slot[s]))
         start, n = int(plan.seq_start[s]), int(plan.seq_tokens[s])
         size = self._limits.page_size_tokens
-        # What a dropped sequence reads may be of a step that was not computed.
-        is_strict = self._is_strict and int(plan.seq_slot[s]) not in self._dropped
         history = blake2b(digest_size=8)
         has_nan = False
         for position in range(start):
             page, offset = row.page_ids[position // size], position % size
             stored = int(self._positions[page, offset])
-            assert not is_strict or stored == position, f"fake: read position {position}, found {stored}"
+            assert not self._is_strict or stored == position, f"fake: read position {position}, found {stored}"
             has_nan |= self.values[page, offset] == _NAN
             history.update(self.values[page, offset].tobytes())
         rows = []
         for position in range(start, start + n):
             token = row.tokens[position]
-            assert token is not None or not is_strict, f"fake: token {position} is not there yet"
+            assert token is not None or not self._is_strict, f"fake: token {position} is not there yet"
             has_nan |= token is not None and token == self._nan_token_id
             value = _NAN if has_nan else _value(history, token or 0)
             page, offset = row.page_ids[position // size], position % size
@@ -289,7 +272,7 @@ class FakeRunner:
                 rows.append((s, position, sampled, value))
             elif plan.seq_scores[s]:
                 following = row.tokens[position + 1]
-                assert following is not None or not is_strict, f"fake: token {position + 1} is scored and not known"
+                assert following is not None or not self._is_strict, f"fake: token {position + 1} is scored and not known"
                 rows.append((s, position, -1 if has_nan else following or 0, value))
         return rows
 

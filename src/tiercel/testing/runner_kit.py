@@ -205,25 +205,6 @@ class RunnerContract:
         assert [runner.collect().row_token.tolist()[0] for _ in range(N_STEPS_MAX)] == want
         runner.close()
 
-    def test_a_dropped_slot_spoils_nothing_and_can_be_admitted_again(self) -> None:
-        """Steps that it shares with others are right for those; its own end, whatever they hold."""
-        want, want_other = self._alone(PROMPT, 3), self._alone(OTHER, 3)
-        runner = self.make_runner()
-        driver = Driver(runner)
-        driver.admit(0, PROMPT, 16)
-        driver.admit(1, OTHER, 16)
-        first = driver.step((0, 0, len(PROMPT)), (1, 0, len(OTHER)), samples=[0, 1]).row_token.tolist()
-        driver.submit((0, len(PROMPT), 1), samples=[0])
-        driver.submit((0, len(PROMPT) + 1, 1), (1, len(OTHER), 1), samples=[0, 1])
-        driver.submit((1, len(OTHER) + 1, 1), samples=[1])
-        runner.drop(0)
-        assert len(runner.collect().row_token) == 1
-        assert [*first[1:], runner.collect().row_token.tolist()[1], *runner.collect().row_token.tolist()] == want_other
-        runner.release(0)
-        driver.admit(0, PROMPT, 16)
-        assert driver.generate(0, len(PROMPT), 3) == want
-        runner.close()
-
     def test_a_sequence_that_returns_with_its_tokens_goes_on_as_before(self) -> None:
         """Preemption by recomputing, for a sampled sequence: its noise belongs to the position."""
         want = self._alone(PROMPT, 4, params=RANDOM)
