@@ -63,6 +63,14 @@ MOE = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
 }
+DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+DEEPSEEK_YARN = YARN | {"rope_theta": 1e4, "mscale": 0.707, "mscale_all_dim": 0.9}
 
 
 def models() -> dict[str, Any]:
@@ -113,6 +121,23 @@ def models() -> dict[str, Any]:
             **GEMMA | {"num_hidden_layers": 3, "final_logit_softcapping": None, "num_key_value_heads": 1},
             attention_bias=True,
             tie_word_embeddings=False,
+        ),
+        "deepseek_v3_yarn_dense": hf.DeepseekV3Config(
+            **BASE | DEEPSEEK,
+            q_lora_rank=24,
+            first_k_dense_replace=3,
+            attention_bias=True,
+            rope_parameters=DEEPSEEK_YARN,
+        ),
+        "deepseek_v3_halves_plain_q": hf.DeepseekV3Config(
+            **BASE | DEEPSEEK | {"v_head_dim": 20, "qk_nope_head_dim": 12},
+            q_lora_rank=None,
+            first_k_dense_replace=3,
+            rope_interleave=False,
+            rope_parameters=rope("default", 1e4),
+        ),
+        "deepseek_v2_dense": hf.DeepseekV2Config(
+            **BASE | DEEPSEEK, q_lora_rank=None, first_k_dense_replace=3, rope_parameters=DEEPSEEK_YARN
         ),
     }
 

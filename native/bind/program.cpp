@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "bind.hpp"
@@ -29,6 +30,10 @@ using Stores = std::vector<std::shared_ptr<PackedStore>>; // one an expert
 std::span<const int32_t> span_of(const Ints& a) { return {a.data(), a.size()}; }
 std::vector<float> copy_of(const std::optional<Floats>& a) {
   return a ? std::vector<float>(a->data(), a->data() + a->size()) : std::vector<float>{};
+}
+void check_head_weights(const Floats& w, int64_t n_heads, int64_t k, int64_t n) {
+  if (static_cast<int64_t>(w.size()) != n_heads * k * ((n + 15) / 16 * 16))
+    throw nb::value_error("per-head weights: needs [heads, k, n to a multiple of 16]");
 }
 BufferRef place_of(const Buffer& b) { return {b.first, b.second}; }
 std::optional<BufferRef> place_of(const std::optional<Buffer>& b) { return b ? std::optional(place_of(*b)) : std::nullopt; }
@@ -62,15 +67,22 @@ struct KvMemory {
 };
 
 std::shared_ptr<KvMemory> make_kv(int32_t n_pages, int32_t page_tokens, const std::string& type,
-                                  const std::vector<std::pair<int32_t, int32_t>>& layers) {
+                                  const std::vector<std::pair<int32_t, int32_t>>& layers, const std::vector<int32_t>& latent_layers) {
   for (const auto& [n_kv_heads, head_dim] : layers)
     if (n_kv_heads < 1 || head_dim < 8 || head_dim % 8 != 0) throw nb::value_error("make_kv: head_dim needs to be a multiple of 8");
   KvPool pool;
   pool.n_pages = n_pages;
   pool.page_tokens = page_tokens;
   pool.type = kv_type_named(type);
-  for (const auto& [n_kv_heads, head_dim] : layers) {
-    const int64_t head = page_tokens / 16 * kv_run_bytes(pool.type, head_dim);
+  for (int32_t i : latent_layers) {
+    if (i < 0 || static_cast<size_t>(i) >= layers.size() || layers[static_cast<size_t>(i)].first != 1)
+      throw nb::value_error("make_kv: a latent layer needs to be one of the layers, of one head");
+    if (pool.type == KvType::I8) throw nb::value_error("make_kv: latent rows are kept as float16 or float32");
+  }
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto& [n_kv_heads, head_dim] = layers[i];
+    const bool is_latent = std::find(latent_layers.begin(), latent_layers.end(), static_cast<int32_t>(i)) != latent_layers.end();
+    const int64_t head = page_tokens / 16 * (is_latent ? latent_run_bytes(pool.type, head_dim) : kv_run_bytes(pool.type, head_dim));
     pool.layer_offset.push_back(pool.page_stride_bytes);
     pool.head_stride_bytes.push_back(head);
     pool.page_stride_bytes += head * n_kv_heads;
@@ -198,10 +210,44 @@ void bind_recording(nb::module_& m) {
       .def(
           "attention",
           [](Recording& r, bool logits_rows, Buffer q, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale,
-             int32_t window, float softcap, int32_t layer) {
-            r.add(logits_rows, op::Attention{place_of(q), place_of(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer});
+             int32_t window, float softcap, int32_t layer, const std::optional<Floats>& sinks, int32_t latent_values) {
+            if (sinks && sinks->size() != static_cast<size_t>(n_heads)) throw nb::value_error("attention: needs a sink for each head");
+            r.add(logits_rows, op::Attention{place_of(q), place_of(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer,
+                                             copy_of(sinks), latent_values});
           },
-          "logits_rows"_a, "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a)
+          "logits_rows"_a, "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a,
+          "sinks"_a.none() = nb::none(), "latent_values"_a = 0)
+      .def(
+          "latent_kv",
+          [](Recording& r, Buffer latents, int32_t rank, int32_t rope, const Floats& norm, float eps, std::optional<Buffer> cos_sin,
+             bool interleaved, int32_t layer) {
+            if (norm.size() != static_cast<size_t>(rank)) throw nb::value_error("latent_kv: the norm is not as wide as the rank");
+            r.add(false, op::LatentKv{place_of(latents), rank, rope, copy_of(norm), eps, place_of(cos_sin), interleaved, layer});
+          },
+          "latents"_a, "rank"_a, "rope"_a, "norm"_a, "eps"_a, "cos_sin"_a.none(), "interleaved"_a, "layer"_a)
+      .def(
+          "latent_query",
+          [](Recording& r, bool logits_rows, Buffer q, const Floats& w, int32_t n_heads, int32_t k, int32_t rank, int32_t rope,
+             std::optional<Buffer> cos_sin, bool interleaved, Buffer y) {
+            check_head_weights(w, n_heads, k, rank);
+            r.add(logits_rows,
+                  op::LatentQuery{place_of(q), copy_of(w), n_heads, k, rank, rope, place_of(cos_sin), interleaved, place_of(y)});
+          },
+          "logits_rows"_a, "q"_a, "w"_a, "n_heads"_a, "k"_a, "rank"_a, "rope"_a, "cos_sin"_a.none(), "interleaved"_a, "y"_a)
+      .def(
+          "head_linear",
+          [](Recording& r, bool logits_rows, Buffer x, const Floats& w, int32_t n_heads, int32_t k, int32_t n, Buffer y) {
+            check_head_weights(w, n_heads, k, n);
+            r.add(logits_rows, op::HeadLinear{place_of(x), copy_of(w), n_heads, k, n, place_of(y)});
+          },
+          "logits_rows"_a, "x"_a, "w"_a, "n_heads"_a, "k"_a, "n"_a, "y"_a)
+      .def(
+          "sigmoid_gate",
+          [](Recording& r, bool logits_rows, Buffer x, Buffer gate, int64_t width, int64_t gate_width, Buffer y) {
+            if (gate_width < 1 || width % gate_width != 0) throw nb::value_error("sigmoid_gate: the gate's width must divide x's");
+            r.add(logits_rows, op::SigmoidGate{place_of(x), place_of(gate), width, gate_width, place_of(y)});
+          },
+          "logits_rows"_a, "x"_a, "gate"_a, "width"_a, "gate_width"_a, "y"_a)
       .def(
           "gated",
           [](Recording& r, bool logits_rows, Buffer x, int64_t f, const std::string& act, Buffer y, bool quantized, float p0, float p1) {
@@ -283,7 +329,7 @@ void bind_runner(nb::module_& m) {
           },
           "page"_a, "uint8 view of one page, all layers and heads.");
   m.def("quant_row_bytes", &quant_row_bytes, "k"_a, "Bytes of one row of k activations rounded to int8; 64-byte multiples.");
-  m.def("make_kv", &make_kv, "n_pages"_a, "page_tokens"_a, "kv_dtype"_a, "layers"_a);
+  m.def("make_kv", &make_kv, "n_pages"_a, "page_tokens"_a, "kv_dtype"_a, "layers"_a, "latent_layers"_a = std::vector<int32_t>{});
 
   nb::class_<BoundRunner>(m, "StepRunner", "Slots, and the thread that replays steps in order; see step_runner.hpp for the thread rule.")
       .def(

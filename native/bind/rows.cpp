@@ -184,19 +184,20 @@ void rope_kv_door(const std::string& level, int32_t n_threads, const Vector<int3
 void attention_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot, const Vector<int32_t>& seq_start,
                     const Vector<int32_t>& seq_rows, const Matrix<int32_t>& page_table, const Matrix<float>& q, int32_t n_heads,
                     int32_t n_kv_heads, int32_t page_tokens, const std::string& kv_dtype, float scale, int32_t window, float softcap,
-                    Pool pool, MatrixOut y) {
+                    const Vector<float>& sinks, Pool pool, MatrixOut y) {
   const KernelTable& table = level_named(level);
   require_same_shape("attention", q, y);
   require(n_heads >= 1 && n_kv_heads >= 1 && n_heads % n_kv_heads == 0 && columns(q) % n_heads == 0,
           "attention: q must hold n_heads heads, and n_heads be a multiple of n_kv_heads");
   require(window >= 0 && softcap >= 0.0f, "attention: window and softcap must be 0 or more");
+  require(rows(sinks) == 0 || rows(sinks) == n_heads, "attention: needs a sink for each head, or none");
   const int32_t head_dim = static_cast<int32_t>(columns(q) / n_heads);
   StepRows step(seq_start, seq_rows, rows(q));
   const Pages pages(pool, page_table, seq_slot, step, n_kv_heads, head_dim, page_tokens, kv_dtype);
   const int64_t shared_bytes = attention_shared_bytes(n_heads, head_dim, step.view.n_seqs, columns(page_table) * page_tokens, n_threads);
   std::vector<uint8_t> shared(static_cast<size_t>(shared_bytes));
-  const AttentionArgs a{q.data(), columns(q), y.data(), columns(y),  n_heads,       n_kv_heads,  head_dim,
-                        scale,    window,     softcap,  pages.layer, shared.data(), shared_bytes};
+  const AttentionArgs a{q.data(), columns(q), y.data(), columns(y),  n_heads,       n_kv_heads,   head_dim,
+                        scale,    window,     softcap,  pages.layer, shared.data(), shared_bytes, rows(sinks) ? sinks.data() : nullptr};
   run_on_team(n_threads, attention_thread_bytes(n_heads, n_kv_heads, head_dim),
               [&](const ThreadCtx& ctx) { table.attention(a, step.view, ctx); });
 }
@@ -242,7 +243,7 @@ void bind_rows(nb::module_& m) {
         "norms"_a, nb::kw_only(), "eps"_a, "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "kv_dtype"_a, "qkv"_a.noconvert(),
         "pool"_a.noconvert(), "Norms and rotates q and k in place and writes k and v to the sequences' pages.");
   m.def("attention", &attention_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "page_table"_a, "q"_a,
-        nb::kw_only(), "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "kv_dtype"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
+        nb::kw_only(), "n_heads"_a, "n_kv_heads"_a, "page_tokens"_a, "kv_dtype"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a,
         "pool"_a.noconvert(), "y"_a.noconvert(), "y = causal attention of q over the sequences' pages.");
   m.def("select_rows", &select_rows_door, "level"_a, "n_threads"_a, "x"_a, "logits_rows"_a, nb::kw_only(), "y"_a.noconvert(),
         "y[r] = x[logits_rows[r]].");

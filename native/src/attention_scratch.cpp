@@ -7,6 +7,8 @@ namespace tiercel {
 
 int64_t kv_run_bytes(KvType type, int32_t head_dim) { return run_bytes(type, head_dim); }
 
+int64_t latent_run_bytes(KvType type, int32_t width) { return latent_bytes(type, width); }
+
 int64_t attention_thread_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim) {
   return thread_floats(n_heads / n_kv_heads, head_dim) * static_cast<int64_t>(sizeof(float));
 }

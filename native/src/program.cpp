@@ -65,6 +65,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                      experts_bytes =
                          std::max(experts_bytes, experts_shared_bytes(o.rows_at_once, n_experts, o.top_k, k, f, width, n_threads_));
                    },
+                   [&](op::LatentKv& o) { thread_bytes = std::max(thread_bytes, int64_t{o.rope} * 4 + 64); },
                    [&](auto&) {},
                },
                op.body);
@@ -208,7 +209,8 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
             if (op.rows == Rows::Logits)
               rows.n_tokens = step.n_rows, rows.seq_start = step.logits_seq_start, rows.seq_rows = step.logits_seq_rows;
             kernels_->attention({floats(o.q), cols(o.q), floats(o.y), cols(o.y), o.n_heads, o.n_kv_heads, o.head_dim, o.scale, o.window,
-                                 o.softcap, kv_.layer(o.layer), attention_scratch_->data(), attention_scratch_->bytes()},
+                                 o.softcap, kv_.layer(o.layer), attention_scratch_->data(), attention_scratch_->bytes(),
+                                 o.sinks.empty() ? nullptr : o.sinks.data(), o.latent_values},
                                 rows, ctx);
           },
           [&](const op::Gated& o) {
@@ -255,6 +257,28 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
                                experts_scratch_->data(),
                                o.rows_at_once},
                               ctx);
+          },
+          [&](const op::LatentKv& o) {
+            kernels_->latent_kv(
+                {floats(o.latents), cols(o.latents), o.rank, o.rope, o.norm.data(), o.eps, o.cos_sin ? floats(*o.cos_sin) : nullptr,
+                 o.cos_sin ? cols(*o.cos_sin) : 0, o.is_interleaved, kv_.layer(o.layer)},
+                step, ctx);
+          },
+          [&](const op::LatentQuery& o) {
+            const int64_t x_head = o.k + o.rope, y_head = o.rank + o.rope;
+            kernels_->head_linear({floats(o.q), cols(o.q), x_head, o.w.data(), floats(o.y), cols(o.y), y_head, m, o.n_heads, o.k, o.rank},
+                                  ctx);
+            kernels_->head_rotate({floats(o.q), cols(o.q), x_head, o.k, floats(o.y), cols(o.y), y_head, o.rank, m, o.n_heads, o.rope,
+                                   o.cos_sin ? floats(*o.cos_sin) : nullptr, o.cos_sin ? cols(*o.cos_sin) : 0,
+                                   op.rows == Rows::Logits ? step.logits_rows : nullptr, o.is_interleaved},
+                                  ctx);
+          },
+          [&](const op::HeadLinear& o) {
+            kernels_->head_linear({floats(o.x), cols(o.x), o.k, o.w.data(), floats(o.y), cols(o.y), o.n, m, o.n_heads, o.k, o.n}, ctx);
+          },
+          [&](const op::SigmoidGate& o) {
+            kernels_->sigmoid_gate({floats(o.x), cols(o.x), floats(o.gate), cols(o.gate), floats(o.y), cols(o.y), m, o.width, o.gate_width},
+                                   ctx);
           },
       },
       op.body);

@@ -185,6 +185,11 @@ def _kv_dtype(options: EngineOptions) -> str:
 def _capacity(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
     from tiercel.runner import capacity as sizing
 
+    if _kv_dtype(options) not in info.kv_dtypes:
+        raise ConfigError(
+            f"kv_cache_dtype: got {options.kv_cache_dtype}; {info.architecture} keeps latent rows, which are keys and "
+            f"values at once and have no such form; use auto, {' or '.join(info.kv_dtypes)}"
+        )
     return sizing.plan(
         kv_token_bytes=info.kv_bytes_per_token(_kv_dtype(options)),
         page_size_tokens=options.block_size,
@@ -584,7 +589,7 @@ def describe(model: str | None, *, program: bool = False, explain: bool = False)
             ),
             (
                 "KV a token",
-                ", ".join(f"{info.kv_bytes_per_token(t):,} B ({t})" for t in ("float16", "float32", "int8")),
+                ", ".join(f"{info.kv_bytes_per_token(t):,} B ({t})" for t in info.kv_dtypes),
             ),
             ("here", plan.capacity.describe()),
             ("threads", plan.n_threads),

@@ -27,7 +27,8 @@ CASES = [  # H, K, D, page_tokens, pool, window, softcap
 class Sequences:
     """Some sequences' q, k and v, and a pool of shuffled pages that the native kernels fill with them, step by step."""
 
-    def __init__(self, case, lengths, level, n_threads):
+    def __init__(self, case, lengths, level, n_threads, sinks=None):
+        self.sinks = sinks
         self.H, self.K, self.D, self.page_tokens, self.kv_dtype, self.window, self.softcap = case
         self.level, self.n_threads, self.lengths = level, n_threads, lengths
         rng = np.random.default_rng(5)
@@ -52,7 +53,8 @@ class Sequences:
         q = np.ascontiguousarray(qkv[:, : self.H * self.D])
         y = np.full_like(q, np.nan)
         limits = {"scale": self.D**-0.5, "window": self.window, "softcap": self.softcap}
-        _native.attention(*at, q, **pages, **limits, pool=self.pool, y=y)
+        sinks = np.zeros(0, np.float32) if self.sinks is None else self.sinks
+        _native.attention(*at, q, **pages, **limits, sinks=sinks, pool=self.pool, y=y)
         for s, n in pieces:
             self.done[s] += n
         return [y[a:b].reshape(-1, self.H, self.D) for a, b in itertools.pairwise(rows)]
@@ -61,7 +63,7 @@ class Sequences:
         q, k, v = np.split(self.qkv[s], [self.H, self.H + self.K], axis=1)
         k, v = reference.as_stored(k, v, self.kv_dtype)
         limits = {"scale": self.D**-0.5, "window": self.window, "softcap": self.softcap}
-        return reference.attention(q[start : start + n], k, v, start=start, **limits)
+        return reference.attention(q[start : start + n], k, v, start=start, sinks=self.sinks, **limits)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -82,6 +84,27 @@ def test_attention_of_a_mixed_step_agrees_with_its_definition(level, case):
 def test_a_sequence_decoded_by_tokens_has_the_bits_of_one_prefill(level, case):
     whole = Sequences(case, [300], LEVELS[-1], n_threads=1).step((0, 300))[0]
     sequences = Sequences(case, [300], level, n_threads=3)
+    parts = [sequences.step((0, n))[0] for n in (240, *[1] * 20, 7, 33)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[2], CASES[5]], ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_sink_takes_its_weight_and_gives_no_value(level, case):
+    tolerance = TOLERANCE["attention_int8" if "int8" in case else "attention"]
+    sinks = np.linspace(-3.0, 90.0, case[0]).astype(np.float32)  # from less than any score to far more
+    sequences = Sequences(case, [290, 40], level, n_threads=2, sinks=sinks)
+    sequences.step((0, 270))
+    for (s, n), start, got in zip(((0, 20), (1, 40)), (270, 0), sequences.step((0, 20), (1, 40)), strict=True):
+        np.testing.assert_allclose(got, sequences.expected(s, start, n), rtol=tolerance.rtol, atol=tolerance.atol)
+        assert np.abs(got[:, -1]).max() < 1e-20  # a sink of 90 leaves its head nothing
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_with_sinks_a_sequence_decoded_by_tokens_has_the_bits_of_one_prefill(level):
+    sinks = np.linspace(-3.0, 5.0, CASES[0][0]).astype(np.float32)
+    whole = Sequences(CASES[0], [300], LEVELS[-1], n_threads=1, sinks=sinks).step((0, 300))[0]
+    sequences = Sequences(CASES[0], [300], level, n_threads=3, sinks=sinks)
     parts = [sequences.step((0, n))[0] for n in (240, *[1] * 20, 7, 33)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 

@@ -82,6 +82,7 @@ struct StepView {
 //   I8        K^T in pairs of columns, int8 [D / 2][16][2]; V in pairs of tokens, int8 [8][D][2]; then scales of the tokens'
 //             keys, f16 [ceil(D / 64)][16], one for each 64 columns, and f16 [16] of their values: a number is its byte times its
 //             scale. A token whose key or value is not finite has NaN for all its scales.
+// A layer of latent rows has one head, and a run of latent_run_bytes: [16][D], F16 or F32.
 struct KvLayer {
   uint8_t* base;
   int64_t page_stride_bytes;
@@ -198,6 +199,59 @@ struct AttentionArgs {
   KvLayer kv;
   uint8_t* shared_scratch; // one for the team, sized by attention_shared_bytes
   int64_t shared_scratch_bytes;
+  const float* sinks = nullptr; // [H] or nullptr: logits that take weight in a row's softmax and give no value
+  // n > 0: pages hold latent rows, which are keys, and whose first n columns are the values; n_kv_heads is 1, y [T, H * n].
+  int32_t latent_values = 0;
+};
+
+// For each row of latents [T, rank + rope]: RMS norm of the first rank columns, rotation of the others, both in place; then the row
+// goes to the sequence's page slot.
+struct LatentKvArgs {
+  float* latents;
+  int64_t ld;
+  int32_t rank, rope;
+  const float* norm; // [rank]
+  float eps;
+  const float* cos_sin; // [T, rope] or nullptr (no rotation)
+  int64_t ld_cos_sin;
+  bool is_interleaved; // column pairs (2 j, 2 j + 1) rotate, and are written as halves; else (j, j + rope / 2)
+  KvLayer kv;
+};
+
+// y[:, h * y_head + y_col ..] = x[:, h * x_head + x_col ..] of n columns, rotated as LatentKvArgs says.
+struct HeadRotateArgs {
+  const float* x;
+  int64_t ldx, x_head, x_col;
+  float* y;
+  int64_t ldy, y_head, y_col;
+  int64_t m;
+  int32_t n_heads, n;
+  const float* cos_sin; // [T, n] or nullptr
+  int64_t ld_cos_sin;
+  const int32_t* table_rows; // [m] row of cos_sin of each row, or nullptr: the same
+  bool is_interleaved;
+};
+
+// y[:, h * y_head .. + n] = x[:, h * x_head .. + k] @ w[h], in float32.
+struct HeadLinearArgs {
+  const float* x;
+  int64_t ldx, x_head;
+  const float* w; // [n_heads, k, n to a multiple of 16]
+  float* y;
+  int64_t ldy, y_head;
+  int64_t m;
+  int32_t n_heads, k, n;
+};
+
+// y = x * sigmoid(gate), each column of gate for width / gate_width columns of x.
+struct SigmoidGateArgs {
+  const float* x;
+  int64_t ldx;
+  const float* gate;
+  int64_t ld_gate;
+  float* y;
+  int64_t ldy;
+  int64_t m, width, gate_width;
 };
 
 struct SelectRowsArgs {
@@ -298,6 +352,10 @@ struct KernelTable {
   float (*probe)(Probe kind, const uint8_t* data, int64_t n);
   void (*router)(const RouterArgs&, const ThreadCtx&);
   void (*experts)(const ExpertsArgs&, const ThreadCtx&);
+  void (*latent_kv)(const LatentKvArgs&, const StepView&, const ThreadCtx&);
+  void (*head_rotate)(const HeadRotateArgs&, const ThreadCtx&);
+  void (*head_linear)(const HeadLinearArgs&, const ThreadCtx&);
+  void (*sigmoid_gate)(const SigmoidGateArgs&, const ThreadCtx&);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.
@@ -318,6 +376,7 @@ void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t
 
 // Bytes of one head's run of 16 tokens (see KvLayer).
 int64_t kv_run_bytes(KvType type, int32_t head_dim);
+int64_t latent_run_bytes(KvType type, int32_t width);
 
 // Scratch that attention wants: of each thread, and once for the team, for at most max_tokens rows and max_len positions.
 int64_t attention_thread_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim);

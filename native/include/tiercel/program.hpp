@@ -90,6 +90,8 @@ struct Attention { // of all rows, or of those that need logits, whose queries q
   int32_t window;
   float softcap;
   int32_t layer;
+  std::vector<float> sinks;  // [H], or empty: none
+  int32_t latent_values = 0; // of latent rows, the columns that are values
 };
 struct Gated {
   BufferRef x;
@@ -136,10 +138,39 @@ struct Experts {
   BufferRef y;
   int64_t rows_at_once; // set by seal
 };
+struct LatentKv {
+  BufferRef latents;
+  int32_t rank, rope;
+  std::vector<float> norm;
+  float eps;
+  std::optional<BufferRef> cos_sin;
+  bool is_interleaved;
+  int32_t layer;
+};
+struct LatentQuery { // y, a head: [query's first k columns @ w | the other `rope`, rotated]
+  BufferRef q;
+  std::vector<float> w; // [heads, k, rank to 16]
+  int32_t n_heads, k, rank, rope;
+  std::optional<BufferRef> cos_sin; // of all rows of the step
+  bool is_interleaved;
+  BufferRef y;
+};
+struct HeadLinear {
+  BufferRef x;
+  std::vector<float> w; // [heads, k, n to 16]
+  int32_t n_heads, k, n;
+  BufferRef y;
+};
+struct SigmoidGate {
+  BufferRef x, gate;
+  int64_t width, gate_width;
+  BufferRef y;
+};
 } // namespace op
 
-using OpBody = std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated,
-                            op::SelectRows, op::Softcap, op::Add, op::Router, op::Experts>;
+using OpBody =
+    std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated, op::SelectRows,
+                 op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear, op::SigmoidGate>;
 
 struct Op {
   Rows rows;

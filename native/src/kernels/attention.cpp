@@ -12,7 +12,10 @@
 // Over int8 pages, both products are exact integers of operands rounded to 16 bits: attention_tiles_int8.hpp says how.
 // Splits, runs and tokens that the row does not see take part in nothing: what they hold never matters, NaN included.
 //
-// Blocks of many rows first expand the split to float; smaller ones read the pages. A chain that is cut between
+// A row of `sinks` joins its logit to the softmax at the very end: with M = max(m, sink), the sum is fma(sum, 2^(m - M), 2^(sink - M)).
+// Latent rows are the keys, and their first columns the values: one copy in the pages, both forms in the expanded split.
+//
+// Blocks of many rows (of latent rows, all) first expand the split to float; smaller ones read the pages. A chain that is cut between
 // threads leaves each later split's partial result in shared scratch; after a barrier the thread that began it merges
 // them.
 //
@@ -24,6 +27,7 @@
 #include "attention_tiles.hpp"
 #include "attention_tiles_int8.hpp"
 #include "table.hpp"
+#include "transpose.hpp"
 
 namespace tiercel::TIERCEL_LEVEL {
 namespace {
@@ -50,7 +54,14 @@ struct Chain {
 
 class Worker {
  public:
-  Worker(const Plan& plan, const ThreadCtx& ctx) : plan_(plan), a_(plan.args), view_(plan.view), ctx_(ctx), D_(plan.args.head_dim) {
+  Worker(const Plan& plan, const ThreadCtx& ctx)
+      : plan_(plan),
+        a_(plan.args),
+        view_(plan.view),
+        ctx_(ctx),
+        D_(plan.args.head_dim),
+        V_(plan.args.latent_values > 0 ? plan.args.latent_values : D_),
+        run_bytes_(plan.args.latent_values > 0 ? latent_bytes(plan.args.kv.type, D_) : run_bytes(plan.args.kv.type, D_)) {
     float* p = reinterpret_cast<float*>(ctx.scratch);
     q_ = p;
     p += query_floats(plan.group, D_);
@@ -157,7 +168,7 @@ class Worker {
     int64_t page = pos / a_.kv.page_tokens, in_page = pos % a_.kv.page_tokens;
     for (int64_t i = 0; i < n; ++i) {
       const uint8_t* head = a_.kv.base + pages[page] * a_.kv.page_stride_bytes + kv_head * a_.kv.head_stride_bytes;
-      runs[i] = reinterpret_cast<const T*>(head + in_page / kRunTokens * run_bytes(a_.kv.type, D_));
+      runs[i] = reinterpret_cast<const T*>(head + in_page / kRunTokens * run_bytes_);
       in_page += kRunTokens;
       if (in_page == a_.kv.page_tokens) in_page = 0, ++page;
     }
@@ -200,8 +211,34 @@ class Worker {
     return runs;
   }
 
+  // The same of latent rows: each run as keys, transposed, and as values.
+  template <class T>
+  SplitRuns<float> expand_latents(const SplitRuns<T>& pages) const {
+    SplitRuns<float> runs;
+    runs.begin = pages.begin;
+    runs.end = pages.end;
+    for (int i = pages.begin; i < pages.end; ++i) {
+      float* keys = expanded_ + i * expanded_run_floats(D_);
+      float* values = keys + kRunTokens * D_;
+      for (int64_t j = 0; j < kRunTokens * D_; j += 16) {
+        if constexpr (kPrefetches<T>) __builtin_prefetch(pages.ahead[i] + j, 0, 2);
+        store(values + j, load_kv(pages.at[i] + j));
+      }
+      int64_t d = 0;
+      for (; d + 16 <= D_; d += 16) transpose16(values + d, D_, keys + d * kRunTokens);
+      for (; d < D_; ++d)
+        for (int64_t s = 0; s < kRunTokens; ++s) keys[d * kRunTokens + s] = values[s * D_ + d];
+      runs.at[i] = runs.ahead[i] = keys;
+    }
+    return runs;
+  }
+
   void attend_split(const Chain& chain, int64_t c, const Results& results, bool is_partial) {
-    if (a_.kv.type == KvType::I8)
+    if (a_.latent_values > 0 && a_.kv.type == KvType::F32)
+      attend_tiles(chain.block, c, expand_latents(find_split<float>(chain, c)), results, is_partial);
+    else if (a_.latent_values > 0)
+      attend_tiles(chain.block, c, expand_latents(find_split<uint16_t>(chain, c)), results, is_partial);
+    else if (a_.kv.type == KvType::I8)
       attend_tiles(chain.block, c, find_split<int8_t>(chain, c), results, is_partial);
     else if (a_.kv.type == KvType::F32)
       attend_tiles(chain.block, c, find_split<float>(chain, c), results, is_partial);
@@ -228,7 +265,7 @@ class Worker {
         attend_rows_int8(static_cast<int>(n), runs, bounds, D_, a_.softcap, rounded_q_ + r * D_, query_units_ + r, scores_, out.max,
                          out.sum, out.out);
       else
-        attend_rows<T>(static_cast<int>(n), runs, bounds, D_, a_.softcap, q_ + r * D_, scores_, out.max, out.sum, out.out);
+        attend_rows<T>(static_cast<int>(n), runs, bounds, D_, V_, a_.softcap, q_ + r * D_, scores_, out.max, out.sum, out.out);
       if (!is_partial) merge(block, c, r, n, out, results);
     }
   }
@@ -254,26 +291,36 @@ class Worker {
       if (c == first) {
         running.max[r + j] = split.max[j];
         running.sum[r + j] = split.sum[j];
-        for (int64_t d = 0; d < D_; d += 16) store(out + d, load(add_out + d));
+        for (int64_t d = 0; d < V_; d += 16) store(out + d, load(add_out + d));
         continue;
       }
       running.max[r + j] = tops[j];
       running.sum[r + j] = sums[j];
       const F16v k = set1(keeps[j]), g = set1(gains[j]);
-      for (int64_t d = 0; d < D_; d += 16) store(out + d, fma(load(out + d), k, mul(load(add_out + d), g)));
+      for (int64_t d = 0; d < V_; d += 16) store(out + d, fma(load(out + d), k, mul(load(add_out + d), g)));
     }
   }
 
   void write_outputs(const Chain& chain, const Results& results) const {
     for (int64_t r = 0; r < chain.block.n_rows; ++r) {
       const int64_t head = chain.kv_head * plan_.group + r % plan_.group;
-      float* y = a_.y + (chain.block.row + r / plan_.group) * a_.ldy + head * D_;
+      float* y = a_.y + (chain.block.row + r / plan_.group) * a_.ldy + head * V_;
       const float* out = results.out + r * results.ld;
-      const F16v inverse = set1(1.0f / results.sum[r]);
+      const F16v inverse = set1(a_.sinks != nullptr ? with_sink(results.max[r], results.sum[r], a_.sinks[head]) : 1.0f / results.sum[r]);
       int64_t d = 0;
-      for (; d + 16 <= D_; d += 16) store(y + d, mul(load(out + d), inverse));
-      if (d < D_) store_n(y + d, mul(load(out + d), inverse), static_cast<int>(D_ - d));
+      for (; d + 16 <= V_; d += 16) store(y + d, mul(load(out + d), inverse));
+      if (d < V_) store_n(y + d, mul(load(out + d), inverse), static_cast<int>(V_ - d));
     }
+  }
+
+  // What a row's weighted values are multiplied with where a sink takes its share.
+  static float with_sink(float row_max, float row_sum, float sink) {
+    const float logit = sink * kLog2E, top = row_max > logit ? row_max : logit;
+    float both[16] = {};
+    both[0] = row_max - top;
+    both[1] = logit - top;
+    store(both, exp2_nonpositive(load(both)));
+    return both[0] / __builtin_fmaf(row_sum, both[0], both[1]);
   }
 
   const Plan& plan_;
@@ -281,6 +328,8 @@ class Worker {
   const StepView& view_;
   const ThreadCtx& ctx_;
   const int64_t D_;
+  const int64_t V_; // columns of a value
+  const int64_t run_bytes_;
   float* q_;
   float* running_base_;
   Results tile_;

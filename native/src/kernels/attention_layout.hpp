@@ -30,6 +30,9 @@ constexpr int64_t run_bytes(KvType type, int64_t head_dim) {
                             : 2 * kRunTokens * head_dim * (type == KvType::F16 ? 2 : 4);
 }
 
+// A run of latent rows, which are kept once.
+constexpr int64_t latent_bytes(KvType type, int64_t width) { return kRunTokens * width * (type == KvType::F16 ? 2 : 4); }
+
 constexpr int64_t pad16(int64_t n) { return (n + 15) / 16 * 16; }
 constexpr int64_t block_rows(int64_t group) { return group > kBlockRows ? group : kBlockRows; }
 

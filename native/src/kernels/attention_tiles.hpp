@@ -217,16 +217,16 @@ TIERCEL_INLINE void value_tile(const SplitRuns<T>& runs, const RowBounds& bounds
 }
 
 template <class T, int MR>
-TIERCEL_INLINE void value_columns(const SplitRuns<T>& runs, const RowBounds& bounds, int64_t head_dim, const float* p, float* out,
-                                  int64_t ld_out) {
+TIERCEL_INLINE void value_columns(const SplitRuns<T>& runs, const RowBounds& bounds, int64_t head_dim, int64_t n_columns, const float* p,
+                                  float* out, int64_t ld_out) {
   constexpr int kNv = tile_vectors(MR);
   int64_t col = 0;
-  for (; col + 16 * kNv <= head_dim; col += 16 * kNv) value_tile<T, MR, kNv, false>(runs, bounds, head_dim, col, p, out, ld_out);
+  for (; col + 16 * kNv <= n_columns; col += 16 * kNv) value_tile<T, MR, kNv, false>(runs, bounds, head_dim, col, p, out, ld_out);
   if constexpr (kNv > 2)
-    for (; col + 32 <= head_dim; col += 32) value_tile<T, MR, 2, false>(runs, bounds, head_dim, col, p, out, ld_out);
+    for (; col + 32 <= n_columns; col += 32) value_tile<T, MR, 2, false>(runs, bounds, head_dim, col, p, out, ld_out);
   if constexpr (kNv > 1)
-    for (; col + 16 <= head_dim; col += 16) value_tile<T, MR, 1, false>(runs, bounds, head_dim, col, p, out, ld_out);
-  if (col < head_dim) value_tile<T, MR, 1, true>(runs, bounds, head_dim, col, p, out, ld_out);
+    for (; col + 16 <= n_columns; col += 16) value_tile<T, MR, 1, false>(runs, bounds, head_dim, col, p, out, ld_out);
+  if (col < n_columns) value_tile<T, MR, 1, true>(runs, bounds, head_dim, col, p, out, ld_out);
 }
 
 // Tokens of the split that any row of a tile sees; empty where begin >= end.
@@ -245,31 +245,31 @@ TIERCEL_INLINE TileBounds bounds_of(const RowBounds& rows) {
   return tile;
 }
 
-// What MR rows get from one split: max[r], sum[r], out[r][pad16(D)]. Rows that see none of it are left with arbitrary
-// values.
+// What MR rows get from one split: max[r], sum[r], out[r][pad16(D)], of which n_values columns are made. Rows that see none of it are left
+// with arbitrary values.
 template <class T, int MR>
-__attribute__((noinline)) void attend_tile(const SplitRuns<T>& runs, const RowBounds& bounds, int64_t head_dim, float softcap,
-                                           const float* q, float* scores, float* row_max, float* row_sum, float* out) {
+__attribute__((noinline)) void attend_tile(const SplitRuns<T>& runs, const RowBounds& bounds, int64_t head_dim, int64_t n_values,
+                                           float softcap, const float* q, float* scores, float* row_max, float* row_sum, float* out) {
   const TileBounds tile = bounds_of<MR>(bounds);
   if (tile.begin >= tile.end) return;
   score_runs<T, MR>(runs, tile.begin / 16, (tile.end + 15) / 16, head_dim, q, scores);
   for (int r = 0; r < MR; ++r)
     if (bounds.begin[r] < bounds.end[r])
       softmax_row(scores + r * kScoreStride, bounds.begin[r], bounds.end[r], softcap, row_max + r, row_sum + r);
-  value_columns<T, MR>(runs, bounds, head_dim, scores, out, pad16(head_dim));
+  value_columns<T, MR>(runs, bounds, head_dim, n_values, scores, out, pad16(head_dim));
 }
 
 template <class T>
-TIERCEL_INLINE void attend_rows(int n_rows, const SplitRuns<T>& runs, const RowBounds& bounds, int64_t head_dim, float softcap,
-                                const float* q, float* scores, float* row_max, float* row_sum, float* out) {
+TIERCEL_INLINE void attend_rows(int n_rows, const SplitRuns<T>& runs, const RowBounds& bounds, int64_t head_dim, int64_t n_values,
+                                float softcap, const float* q, float* scores, float* row_max, float* row_sum, float* out) {
   switch (n_rows) {
-    case 1: return attend_tile<T, 1>(runs, bounds, head_dim, softcap, q, scores, row_max, row_sum, out);
-    case 2: return attend_tile<T, 2>(runs, bounds, head_dim, softcap, q, scores, row_max, row_sum, out);
+    case 1: return attend_tile<T, 1>(runs, bounds, head_dim, n_values, softcap, q, scores, row_max, row_sum, out);
+    case 2: return attend_tile<T, 2>(runs, bounds, head_dim, n_values, softcap, q, scores, row_max, row_sum, out);
 #if defined(__AVX2__)
-    case 3: return attend_tile<T, 3>(runs, bounds, head_dim, softcap, q, scores, row_max, row_sum, out);
-    case 4: return attend_tile<T, 4>(runs, bounds, head_dim, softcap, q, scores, row_max, row_sum, out);
-    case 5: return attend_tile<T, 5>(runs, bounds, head_dim, softcap, q, scores, row_max, row_sum, out);
-    case 6: return attend_tile<T, 6>(runs, bounds, head_dim, softcap, q, scores, row_max, row_sum, out);
+    case 3: return attend_tile<T, 3>(runs, bounds, head_dim, n_values, softcap, q, scores, row_max, row_sum, out);
+    case 4: return attend_tile<T, 4>(runs, bounds, head_dim, n_values, softcap, q, scores, row_max, row_sum, out);
+    case 5: return attend_tile<T, 5>(runs, bounds, head_dim, n_values, softcap, q, scores, row_max, row_sum, out);
+    case 6: return attend_tile<T, 6>(runs, bounds, head_dim, n_values, softcap, q, scores, row_max, row_sum, out);
 #endif
     default: return;
   }

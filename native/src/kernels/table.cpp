@@ -25,6 +25,10 @@ const KernelTable table = {
     probe,
     router,
     experts,
+    latent_kv,
+    head_rotate,
+    head_linear,
+    sigmoid_gate,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

@@ -35,4 +35,10 @@ void experts(const ExpertsArgs&, const ThreadCtx&);
 // attention.cpp
 void attention(const AttentionArgs&, const StepView&, const ThreadCtx&);
 
+// latent.cpp
+void latent_kv(const LatentKvArgs&, const StepView&, const ThreadCtx&);
+void head_rotate(const HeadRotateArgs&, const ThreadCtx&);
+void head_linear(const HeadLinearArgs&, const ThreadCtx&);
+void sigmoid_gate(const SigmoidGateArgs&, const ThreadCtx&);
+
 } // namespace tiercel::TIERCEL_LEVEL

@@ -114,6 +114,8 @@ class Program:
         window: int,
         softcap: float,
         layer: int,
+        sinks: _AnyFloats | None = ...,
+        latent_values: int = ...,
     ) -> None: ...
     def gated(
         self,
@@ -161,6 +163,36 @@ class Program:
         p1: float,
         y: _Buffer,
     ) -> None: ...
+    def latent_kv(
+        self,
+        latents: _Buffer,
+        rank: int,
+        rope: int,
+        norm: _AnyFloats,
+        eps: float,
+        cos_sin: _Buffer | None,
+        interleaved: bool,
+        layer: int,
+    ) -> None: ...
+    def latent_query(
+        self,
+        logits_rows: bool,
+        q: _Buffer,
+        w: _AnyFloats,
+        n_heads: int,
+        k: int,
+        rank: int,
+        rope: int,
+        cos_sin: _Buffer | None,
+        interleaved: bool,
+        y: _Buffer,
+    ) -> None: ...
+    def head_linear(
+        self, logits_rows: bool, x: _Buffer, w: _AnyFloats, n_heads: int, k: int, n: int, y: _Buffer
+    ) -> None: ...
+    def sigmoid_gate(
+        self, logits_rows: bool, x: _Buffer, gate: _Buffer, width: int, gate_width: int, y: _Buffer
+    ) -> None: ...
 
 class KvMemory:
     @property
@@ -169,7 +201,13 @@ class KvMemory:
     def n_pages(self) -> int: ...
     def page(self, page: int) -> _Bytes: ...
 
-def make_kv(n_pages: int, page_tokens: int, kv_dtype: str, layers: Sequence[tuple[int, int]]) -> KvMemory: ...
+def make_kv(
+    n_pages: int,
+    page_tokens: int,
+    kv_dtype: str,
+    layers: Sequence[tuple[int, int]],
+    latent_layers: Sequence[int] = ...,
+) -> KvMemory: ...
 
 class StepRunner:
     def __init__(
@@ -328,6 +366,7 @@ def attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: _Floats,
     pool: _Bytes,
     y: _Floats,
 ) -> None: ...

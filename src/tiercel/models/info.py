@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tiercel.ops.costs import kv_head_bytes
+from tiercel.ops.costs import kv_head_bytes, latent_row_bytes
 from tiercel.ops.program import KvLayer
 
 
@@ -33,4 +33,15 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     def kv_bytes_per_token(self, kv_dtype: str = "float16") -> int:
         """Bytes that one token leaves in a pool of the given type."""
-        return sum(layer.n_kv_heads * kv_head_bytes(kv_dtype, layer.head_dim) for layer in self.kv_layers)
+        return sum(
+            latent_row_bytes(kv_dtype, layer.head_dim)
+            if layer.latent_values
+            else layer.n_kv_heads * kv_head_bytes(kv_dtype, layer.head_dim)
+            for layer in self.kv_layers
+        )
+
+    @property
+    def kv_dtypes(self) -> tuple[str, ...]:
+        """The types of pool that can hold the model's keys and values: latent rows have no int8 form."""
+        is_latent = any(layer.latent_values for layer in self.kv_layers)
+        return ("float16", "float32") if is_latent else ("float16", "float32", "int8")

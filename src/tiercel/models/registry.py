@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tiercel.base.errors import UnsupportedModel
+from tiercel.models.deepseek import DeepseekV2, DeepseekV3
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.model import Model
@@ -20,6 +21,8 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "Qwen3ForCausalLM": Qwen3,
         "Gemma3ForCausalLM": Gemma3,
         "Qwen3MoeForCausalLM": Qwen3Moe,
+        "DeepseekV2ForCausalLM": DeepseekV2,
+        "DeepseekV3ForCausalLM": DeepseekV3,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -33,6 +36,8 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
+        "deepseek_v2": "DeepseekV2ForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
     }
 )
 

@@ -22,6 +22,11 @@ def kv_head_bytes(kv_dtype: str, head_dim: int) -> int:
     return {"float32": 8 * head_dim, "float16": 4 * head_dim, "int8": 2 * head_dim + 2 * n_scales}[kv_dtype]
 
 
+def latent_row_bytes(kv_dtype: str, width: int) -> int:
+    """Return the bytes that one token's latent row takes; an int8 pool keeps none."""
+    return {"float32": 4, "float16": 2}[kv_dtype] * width
+
+
 class Cost(NamedTuple):
     """Operations and bytes of one op in one step."""
 
@@ -67,3 +72,13 @@ def attention(
     q_and_y = 2 * F32_BYTES * n_queries * n_heads * head_dim
     kv = min(n_queries, bounds.n_sequences) * context * n_kv_heads * kv_head_bytes(kv_dtype, head_dim)
     return Cost(4 * n_queries * context * n_heads * head_dim, q_and_y + kv)
+
+
+def latent_attention(
+    n_queries: int, bounds: Bounds, n_heads: int, rank: int, rope: int, kv_dtype: str = "float16"
+) -> Cost:
+    """Return the cost of attending to latent rows, read once for each sequence."""
+    context, width = bounds.context_tokens, rank + rope
+    q_and_y = F32_BYTES * n_queries * n_heads * (width + rank)
+    rows = min(n_queries, bounds.n_sequences) * context * latent_row_bytes(kv_dtype, width)
+    return Cost(2 * n_queries * context * n_heads * (width + rank), q_and_y + rows)

@@ -76,6 +76,8 @@ class _Lowering:
             "softcap": self._softcap,
             "router": self._router,
             "experts": self._experts,
+            "latent_attention": self._latent_attention,
+            "sigmoid_gate": self._sigmoid_gate,
         }
         for op in self._program.ops:
             if op.output in self._absorbed:
@@ -178,7 +180,8 @@ class _Lowering:
             rows = self._buffer(op.output)
             self._out.append(low.SelectRows(qkv, rows))
         scale, window, softcap = op.real("scale"), op.integer("window"), op.real("softcap")
-        self._out.append(low.Attention(rows, self._new(op.output), h, n_kv, d, scale, window, softcap, layer))
+        sinks = op.weights.get("sinks")
+        self._out.append(low.Attention(rows, self._new(op.output), h, n_kv, d, scale, window, softcap, layer, sinks))
 
     def _gated(self, op: OpCall) -> None:
         gate = op.inputs[0]
@@ -239,6 +242,27 @@ class _Lowering:
         rounded = self._buffer(op.inputs[0], kind=BufferKind.Q8)
         self._out.append(low.Quantize(x, rounded))
         return rounded
+
+    def _latent_attention(self, op: OpCall) -> None:
+        q, latents = self._whole(op.inputs[0], op), self._whole(op.inputs[1], op)
+        cos_sin = self._whole(op.inputs[2], op) if len(op.inputs) > 2 else None
+        if not self._dies_at(op.inputs[1], op) or q == latents:
+            raise self._refuse(op, "its latents must not be read again, to be normed in place")
+        w, heads, nope, rope = op.weights["w"], op.integer("heads"), op.integer("nope"), op.integer("rope")
+        rank, layer, interleaved = w.shape[1], op.integer("layer"), bool(op.integer("interleaved"))
+        norm, eps, scale = op.weights["norm"], op.real("eps"), op.real("scale")
+        absorbed = self._buffer(op.output, width=heads * (rank + rope))
+        attended = self._buffer(op.output, width=heads * rank)
+        self._out += [
+            low.LatentKv(latents, norm, rope, eps, cos_sin, interleaved, layer),
+            low.LatentQuery(q, w, heads, nope, rope, cos_sin, interleaved, absorbed),
+            low.Attention(absorbed, attended, heads, 1, rank + rope, scale, 0, 0.0, layer, None, rank),
+            low.LatentOut(attended, w, heads, nope, self._new(op.output)),
+        ]
+
+    def _sigmoid_gate(self, op: OpCall) -> None:
+        x, gate = (self._whole(value, op) for value in op.inputs)
+        self._out.append(low.SigmoidGate(x, gate, self._new(op.output)))
 
     def _refuse(self, op: OpCall, why: str) -> UnsupportedModel:
         return UnsupportedModel(f"ops.lower: {self._program.name}: {op} has no native form: {why}")

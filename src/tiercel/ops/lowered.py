@@ -20,6 +20,10 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     Router       x (logits)                 y        y = [numbers | weights] of the chosen experts          [., 2*top_k]
     Experts      x (F32 or Q8), route       y        y = the chosen experts' weighted sum; `rounds_hidden`: what they
                                                      make between their products is rounded to int8
+    LatentKv     latents, cos_sin?          latents  latents = latent_rows(latents), which go to the layer's store
+    LatentQuery  q, cos_sin?                y        y = of each head [q[:nope] @ w_key | q[nope:] rotated]
+    LatentOut    x                          y        y = of each head x @ w_value transposed          [., H*v]
+    SigmoidGate  x, gate                    y        y = x * sigmoid(gate)
 
 Rules, held by `Lowered.check`: a residual may be y itself (in place), and is not Q8; after RopeKv, columns H*D.. of the
 qkv buffer are not defined; the parts of a LinearGroup fill disjoint columns of y; a LinearGroup on Q8 has quantised
@@ -159,6 +163,13 @@ class Attention(msgspec.Struct, frozen=True, tag="attention"):
     window: int
     softcap: float
     layer: int
+    sinks: Weight | None = None
+    latent_values: int = 0  # above 0: the store holds latent rows of head_dim columns, the first of which are values
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of a head's result."""
+        return self.latent_values or self.head_dim
 
 
 class Gated(msgspec.Struct, frozen=True, tag="gated"):
@@ -224,6 +235,53 @@ class Experts(msgspec.Struct, frozen=True, tag="experts"):
     down_bias: Weight | None = None
 
 
+class LatentKv(msgspec.Struct, frozen=True, tag="latent_kv"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "latent_kv"
+    latents: Buffer
+    norm: Weight
+    rope: int
+    eps: float
+    cos_sin: Buffer | None
+    interleaved: bool
+    layer: int
+
+
+class LatentQuery(msgspec.Struct, frozen=True, tag="latent_query"):
+    """See the module's list. `w` is kv_b_proj whole: of each head, w_key [nope, rank], then w_value [v, rank]."""
+
+    kind: ClassVar[str] = "latent_query"
+    q: Buffer
+    w: Weight
+    n_heads: int
+    nope: int
+    rope: int
+    cos_sin: Buffer | None
+    interleaved: bool
+    y: Buffer
+
+
+class LatentOut(msgspec.Struct, frozen=True, tag="latent_out"):
+    """See the module's list. `w` as `LatentQuery` has it."""
+
+    kind: ClassVar[str] = "latent_out"
+    x: Buffer
+    w: Weight
+    n_heads: int
+    nope: int
+    y: Buffer
+
+
+class SigmoidGate(msgspec.Struct, frozen=True, tag="sigmoid_gate"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "sigmoid_gate"
+    x: Buffer
+    gate: Buffer
+    y: Buffer
+
+
 NativeOp = (
     RopeTable
     | Embed
@@ -238,6 +296,10 @@ NativeOp = (
     | Add
     | Router
     | Experts
+    | LatentKv
+    | LatentQuery
+    | LatentOut
+    | SigmoidGate
 )
 """Any op of a lowered program."""
 
@@ -258,6 +320,10 @@ _READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
         Add: ("x", "y"),
         Router: ("x",),
         Experts: ("x", "route"),
+        LatentKv: ("latents", "cos_sin"),
+        LatentQuery: ("q", "cos_sin"),
+        LatentOut: ("x",),
+        SigmoidGate: ("x", "gate"),
     }
 )
 
@@ -266,6 +332,8 @@ def writes(op: NativeOp) -> Buffer:
     """Return the one buffer that an op writes."""
     if isinstance(op, RopeKv):
         return op.qkv
+    if isinstance(op, LatentKv):
+        return op.latents
     return op.x if isinstance(op, Softcap | Add) else op.y
 
 
@@ -336,6 +404,15 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
         for part in op.parts:
             total += costs.linear(m, part.w.shape[0], 0, part.w.nbytes) + Cost(2 * m * part.w.n_weights, 0)
         return total + Cost(0, m * (_row_bytes(op.x) + (_row_bytes(op.residual) if op.residual else 0)))
+    if isinstance(op, Attention) and op.latent_values:
+        rope = op.head_dim - op.latent_values
+        return costs.latent_attention(m, bounds, op.n_heads, op.latent_values, rope, kv_dtype)
+    if isinstance(op, LatentQuery | LatentOut):
+        # Either reads its part of every head's weights, as float32.
+        n_weights = op.w.n_weights * (op.nope if isinstance(op, LatentQuery) else op.w.shape[0] // op.n_heads - op.nope)
+        n_weights //= op.w.shape[0] // op.n_heads
+        n_bytes = 4 * n_weights if m else 0
+        return Cost(2 * m * n_weights, n_bytes + m * (sum(map(_row_bytes, reads(op))) + _row_bytes(op.y)))
     if isinstance(op, Attention):
         return costs.attention(m, bounds, op.n_heads, op.n_kv_heads, op.head_dim, op.window, kv_dtype)
     if isinstance(op, Experts):
@@ -383,7 +460,9 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield all(w.shape == (op.head_dim,) for w in norms), "a head norm's weight is no [head_dim]"
         yield op.cos_sin is None or op.cos_sin.width <= op.head_dim, "the table is wider than a head"
     elif isinstance(op, Attention):
-        fits = y.width == op.n_heads * op.head_dim <= op.q.width and y.rows is op.q.rows
+        fits = op.n_heads * op.head_dim <= op.q.width and y.rows is op.q.rows
+        fits = fits and y.width == op.n_heads * op.value_dim and op.latent_values <= op.head_dim
+        fits = fits and (not op.latent_values or op.n_kv_heads == 1)
         yield fits, f"q {op.q.type_text}, y {y.type_text}"
     elif isinstance(op, Gated):
         yield op.x.width == 2 * op.f and y.width == op.f and op.x.rows is y.rows, f"x {op.x.type_text}, f {op.f}"
@@ -391,6 +470,8 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield fault is None, f"{fault}"
     elif isinstance(op, SelectRows):
         yield op.x.rows is Dim.TOKENS and y.rows is Dim.ROWS and op.x.width >= y.width, f"x {op.x.type_text}"
+    elif isinstance(op, LatentKv | LatentQuery | LatentOut | SigmoidGate):
+        yield from _latent_rules(op)
     elif isinstance(op, Add):
         yield op.x != op.y and _alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
     elif isinstance(op, Router):
@@ -421,6 +502,24 @@ def _group_rules(op: LinearGroup) -> Iterator[tuple[bool, str]]:
     yield op.x.rows is op.y.rows and op.x != op.y, f"x {op.x.type_text}, y {op.y.type_text}"
 
 
+def _latent_rules(op: LatentKv | LatentQuery | LatentOut | SigmoidGate) -> Iterator[tuple[bool, str]]:
+    if isinstance(op, LatentKv):
+        yield op.norm.shape == (op.latents.width - op.rope,), f"latents {op.latents.type_text}, norm {op.norm}"
+    if isinstance(op, LatentKv | LatentQuery):
+        fits = op.cos_sin is None or (op.cos_sin.width == op.rope and op.cos_sin.rows is Dim.TOKENS)
+        yield fits, "the table is not as wide as the rotated part"
+    if isinstance(op, LatentQuery):
+        heads, rank = op.n_heads, op.w.shape[1]
+        fits = op.q.width == heads * (op.nope + op.rope) and op.y.width == heads * (rank + op.rope)
+        yield fits and op.q.rows is op.y.rows and op.q != op.y, f"q {op.q.type_text}, w {op.w}, y {op.y.type_text}"
+    if isinstance(op, LatentOut):
+        fits = op.x.width == op.n_heads * op.w.shape[1] and op.y.width == op.w.shape[0] - op.n_heads * op.nope
+        yield fits and op.x.rows is op.y.rows and op.x != op.y, f"x {op.x.type_text}, w {op.w}, y {op.y.type_text}"
+    if isinstance(op, SigmoidGate):
+        fits = _alike(op.x, op.y) and op.x.rows is op.gate.rows and op.x.width % op.gate.width == 0
+        yield fits, f"x {op.x.type_text}, gate {op.gate.type_text}, y {op.y.type_text}"
+
+
 def _alike(a: Buffer, b: Buffer) -> bool:
     return a.rows is b.rows and a.width == b.width
 
@@ -433,12 +532,13 @@ def _line(op: NativeOp) -> str:
         if (
             value is None
             or value == ()
-            or (isinstance(value, Buffer) and value == y and name not in ("residual", "qkv", "x"))
+            or (name == "latent_values" and not value)
+            or (isinstance(value, Buffer) and value == y and name not in ("residual", "qkv", "x", "latents"))
         ):
             continue
         if name == "parts":
             parts += [str(part) for part in value]
-        elif isinstance(value, Buffer | Constant) and name in ("x", "q", "qkv", "inv_freq"):
+        elif isinstance(value, Buffer | Constant) and name in ("x", "q", "qkv", "latents", "inv_freq"):
             parts.append(str(value))
         else:
             parts.append(f"{name}={attr_text(value) if isinstance(value, float) else value}")

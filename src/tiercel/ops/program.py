@@ -118,15 +118,21 @@ class OpCall(msgspec.Struct, frozen=True):
 
 
 class KvLayer(msgspec.Struct, frozen=True):
-    """One layer's keys and values: what a token leaves behind. `window` 0 keeps every token; W needs the last W."""
+    """One layer's keys and values: what a token leaves behind. `window` 0 keeps every token; W needs the last W.
+
+    `latent_values` above 0: the token leaves one latent row of `head_dim` columns, a key whose first `latent_values`
+    columns are the value too.
+    """
 
     index: int
     n_kv_heads: int
     head_dim: int
     window: int
+    latent_values: int = 0
 
     def __str__(self) -> str:
         kept = f" window={self.window}" if self.window else ""
+        kept += f" latent={self.latent_values}" if self.latent_values else ""
         return f"kv {self.index}: K={self.n_kv_heads} D={self.head_dim}{kept}"
 
 
@@ -167,7 +173,7 @@ class Program(msgspec.Struct, frozen=True):
             _need(op.output.id not in written, f"{self.name}: {op} writes {op.output} a second time")
             written.add(op.output.id)
         _need(self.output.id in written, f"{self.name}: no op writes the output {self.output}")
-        layers = [op.integer("layer") for op in self.ops if op.op == "attention"]
+        layers = [op.integer("layer") for op in self.ops if op.op in ("attention", "latent_attention")]
         known = [layer.index for layer in self.kv_layers]
         _need(
             sorted(layers) == known == sorted(set(known)),

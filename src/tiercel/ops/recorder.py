@@ -112,16 +112,51 @@ class Recorder:
         scale: float,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: str | None = None,
     ) -> Value:
         """Keep k and v in the layer's store, then attend each query to its own sequence.
 
-        q has all rows of the step, or those that need logits.
+        q has all rows of the step, or those that need logits. `sinks` is a weight [H]: a logit for each head that takes
+        part in the softmax and gives no value.
         """
         attrs: dict[str, Attr] = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         attrs |= {"scale": float(scale), "window": window, "softcap": float(softcap)}
-        y = self._record("attention", (q, k, v), {}, attrs)
+        y = self._record("attention", (q, k, v), {} if sinks is None else {"sinks": self.weight(sinks)}, attrs)
         self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, window))
         return y
+
+    def latent_attention(
+        self,
+        q: Value,
+        latents: Value,
+        *,
+        layer: int,
+        norm: str,
+        weight: str,
+        heads: int,
+        nope: int,
+        rope: int,
+        v_dim: int,
+        eps: float,
+        scale: float,
+        table: Value | None = None,
+        interleaved: bool = True,
+    ) -> Value:
+        """Keep each token's latent row, normed by `norm` and rotated by `table`, then attend through `weight`.
+
+        q's last `rope` columns of each head are rotated alike. q has all rows of the step, or those that need logits.
+        """
+        attrs: dict[str, Attr] = {"layer": layer, "heads": heads, "nope": nope, "rope": rope, "v_dim": v_dim}
+        attrs |= {"eps": float(eps), "scale": float(scale), "interleaved": int(interleaved)}
+        weights = {"norm": self.weight(norm), "w": self.weight(weight)}
+        y = self._record("latent_attention", (q, latents) if table is None else (q, latents, table), weights, attrs)
+        rank = weights["w"].shape[1]
+        self._kv_layers.append(KvLayer(layer, 1, rank + rope, 0, rank))
+        return y
+
+    def sigmoid_gate(self, x: Value, gate: Value) -> Value:
+        """Return x * sigmoid(gate); a narrower gate serves equal parts of x."""
+        return self._record("sigmoid_gate", (x, gate), {}, {})
 
     def gated(self, gate: Value, up: Value, act: str, params: Sequence[float] = ()) -> Value:
         """Return act(gate, up); `ops.activations` says what parameters an activation has."""

@@ -51,6 +51,10 @@ TOLERANCE: Mapping[str, Tolerance] = MappingProxyType(
         "router": Tolerance(1e-6, 1e-5),
         # Two products in a row; a hidden value may round to the next int8, as `quantize_activations` says.
         "experts": Tolerance(1e-3, 1e-3),
+        # Two more products than attention, of as many columns as the latent has.
+        "latent_attention": Tolerance(1e-4, 1e-4),
+        "head_linear": Tolerance(1e-4, 1e-4),
+        "sigmoid_gate": Tolerance(1e-6, 1e-5),
     }
 )
 """Op name -> its tolerance; part of the op's definition, used by every test of every implementation."""
@@ -270,16 +274,26 @@ def _through_int8(x: Floats, columns: int) -> Floats:
 
 
 def attention(
-    q: Floats, k: Floats, v: Floats, *, start: int, scale: float, window: int = 0, softcap: float = 0.0
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    *,
+    start: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Attend queries at positions start.. to keys at positions 0.., causally.
 
     score = scale * q.k; with softcap c > 0, score = c * tanh(score / c). Key s is visible to the query at position t
-    when s <= t and, with window W > 0, t - W < s. y = softmax(score) @ v over the visible keys.
+    when s <= t and, with window W > 0, t - W < s. y = softmax(score) @ v over the visible keys. With sinks, the softmax
+    has one more logit, its head's sink (neither scaled nor capped), whose weight goes to no value.
 
     Shapes:
         q        [T, H, D]  float32; row t is at position start + t
         k, v     [L, K, D]  float32; row s is at position s; L >= start + T, H a multiple of K
+        sinks    [H]        float32
         returns  [T, H, D]  float32; query head h reads key/value head h // (H // K); softmax and sums in float64
 
     Raises:
@@ -308,10 +322,15 @@ def attention(
     if window > 0:
         visible &= key_at > at - window
     scores = np.where(visible, scores, -np.inf)
-    if n_tokens:
-        scores -= scores.max(axis=-1, keepdims=True)
+    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    if sinks is not None:
+        top = np.maximum(top, sinks.astype(np.float64).reshape(n_kv, -1, 1, 1))
+    scores -= top
     weights = np.exp(scores)
-    weights /= weights.sum(axis=-1, keepdims=True)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks.astype(np.float64).reshape(n_kv, -1, 1, 1) - top)
+    weights /= total
     values = v.astype(np.float64).transpose(1, 0, 2)[:, None]
     return (weights @ values).transpose(2, 0, 1, 3).reshape(n_tokens, n_heads, d).astype(np.float32)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tiercel.base.errors import ShapeError
-from tiercel.ops import costs, reference_moe, vocabulary_moe
+from tiercel.ops import costs, reference_latent, reference_moe, vocabulary_latent, vocabulary_moe
 from tiercel.ops import reference as definitions
 from tiercel.ops.activations import broken_activation
 from tiercel.ops.costs import Cost
@@ -87,6 +87,9 @@ def _attention(call: OpCall) -> Shape:
     _need(fits, call, f"rows {q.rows}, {k.rows}, {v.rows}", "k and v of rows T, q of rows T or R")
     fits = call.integer("window") >= 0 and call.real("softcap") >= 0.0 and call.real("scale") > 0.0
     _need(fits, call, "a negative window or softcap, or scale <= 0", "window and softcap >= 0, scale > 0")
+    sinks = call.weights.get("sinks")
+    fits = sinks is None or sinks.shape == (heads,)
+    _need(fits, call, f"sinks {list(sinks.shape) if sinks else []}, heads {heads}", "sinks [heads]")
     return _same(call)
 
 
@@ -112,6 +115,18 @@ def _select_rows(call: OpCall) -> Shape:
 def _softcap(call: OpCall) -> Shape:
     _need(call.real("cap") > 0.0, call, f"cap {call.real('cap')}", "cap > 0")
     return _same(call)
+
+
+def _latent_attention(call: OpCall) -> Shape:
+    wrong, rows, width = vocabulary_latent.latent_attention_shape(call)
+    _need(wrong is None, call, *(wrong or ("", "")))
+    return rows, width
+
+
+def _sigmoid_gate(call: OpCall) -> Shape:
+    wrong, rows, width = vocabulary_latent.sigmoid_gate_shape(call)
+    _need(wrong is None, call, *(wrong or ("", "")))
+    return rows, width
 
 
 def _linear_cost(call: OpCall, bounds: Bounds) -> Cost:
@@ -174,6 +189,21 @@ _SPECS = (
         vocabulary_moe.experts,
         reference_moe.experts,
         vocabulary_moe.experts_cost,
+    ),
+    OpSpec(
+        "latent_attention",
+        "q [T or R,H*(nope+rope)], latents [T,rank+rope], table [T,rope]? -> [.,H*v]; keeps the normed, rotated "
+        "latents, then attends causally to all that the layer kept",
+        _latent_attention,
+        reference_latent.latent_attention,
+        vocabulary_latent.latent_attention_cost,
+    ),
+    OpSpec(
+        "sigmoid_gate",
+        "x [.,N], gate [.,G] -> like x: x * sigmoid(gate), a gate's column for N / G columns",
+        _sigmoid_gate,
+        reference_latent.sigmoid_gate,
+        _row_cost(5),
     ),
 )
 

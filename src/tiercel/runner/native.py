@@ -69,7 +69,7 @@ class NativeRunner:
         """Pack what is not packed and hand the program to the core. `placement` must be of this program; one that is of
         other bounds is not used.
         """
-        _check_heads(program)
+        _check_heads(program, settings.kv_dtype)
         self.program = program
         self.capacity = capacity
         self.level = settings.level or chosen_level()
@@ -82,8 +82,9 @@ class NativeRunner:
         weights.pack_all(matrices_of(program))
         _Lowering(recording, self.placement, weights).run(program)
         layers = [(layer.n_kv_heads, layer.head_dim) for layer in program.kv_layers]
+        latent_layers = [i for i, layer in enumerate(program.kv_layers) if layer.latent_values]
         self.kv: _native.KvMemory | None = _native.make_kv(
-            max(capacity.n_pages, 1), capacity.page_size_tokens, settings.kv_dtype, layers
+            max(capacity.n_pages, 1), capacity.page_size_tokens, settings.kv_dtype, layers, latent_layers
         )
         logits = self.placement.places[program.output.id]
         cpus = machine.allowed_cpus()
@@ -198,9 +199,12 @@ class NativeRunner:
         self.kv = None
 
 
-def _check_heads(program: ops.Lowered) -> None:
-    """Refuse heads that attention would read wrongly: it loads columns by eights."""
-    wrong = sorted({layer.head_dim for layer in program.kv_layers if layer.head_dim % _HEAD_COLUMNS})
+def _check_heads(program: ops.Lowered, kv_dtype: str) -> None:
+    """Refuse heads that attention would read wrongly: it loads columns by eights. Latent rows have no int8 form."""
+    widths = {width for layer in program.kv_layers for width in (layer.head_dim, layer.latent_values)}
+    wrong = sorted(width for width in widths if width % _HEAD_COLUMNS)
+    if kv_dtype == "int8" and any(layer.latent_values for layer in program.kv_layers):
+        raise ConfigError("runner.native: kv_dtype int8; latent rows have no such form; use float16 or float32")
     if wrong:
         raise UnsupportedModel(
             f"runner.native: heads of {wrong[0]} columns; a multiple of {_HEAD_COLUMNS} is needed; choose another model"
@@ -301,6 +305,50 @@ class _Lowering:
             op.window,
             op.softcap,
             op.layer,
+            None if op.sinks is None else self._weights.vector(op.sinks),
+            op.latent_values,
+        )
+
+    def _latent_kv(self, op: ops.LatentKv) -> None:
+        self._to.latent_kv(
+            self._at(op.latents),
+            op.latents.width - op.rope,
+            op.rope,
+            self._weights.vector(op.norm),
+            op.eps,
+            self._maybe_at(op.cos_sin),
+            op.interleaved,
+            op.layer,
+        )
+
+    def _latent_query(self, op: ops.LatentQuery) -> None:
+        self._to.latent_query(
+            op.y.rows is Dim.ROWS,
+            self._at(op.q),
+            self._weights.head_matrices(op.w, op.n_heads, op.nope, values=False),
+            op.n_heads,
+            op.nope,
+            op.w.shape[1],
+            op.rope,
+            self._maybe_at(op.cos_sin),
+            op.interleaved,
+            self._at(op.y),
+        )
+
+    def _latent_out(self, op: ops.LatentOut) -> None:
+        self._to.head_linear(
+            op.y.rows is Dim.ROWS,
+            self._at(op.x),
+            self._weights.head_matrices(op.w, op.n_heads, op.nope, values=True),
+            op.n_heads,
+            op.w.shape[1],
+            op.y.width // op.n_heads,
+            self._at(op.y),
+        )
+
+    def _sigmoid_gate(self, op: ops.SigmoidGate) -> None:
+        self._to.sigmoid_gate(
+            op.y.rows is Dim.ROWS, self._at(op.x), self._at(op.gate), op.x.width, op.gate.width, self._at(op.y)
         )
 
     def _gated(self, op: ops.Gated) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tiercel.base.errors import ShapeError
 from tiercel.ops import lowered as low
 from tiercel.ops import reference as ref
+from tiercel.ops import reference_latent as latent
 from tiercel.ops import reference_moe as moe
 from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
 from tiercel.ops.lowered import Buffer, BufferKind, Lowered
@@ -180,7 +181,16 @@ class ReferenceExecutor:
             for store, new in ((kept.keys, k[own]), (kept.values, v[own])):
                 store[layer] = np.concatenate([store[layer], new]) if layer in store else new.copy()
 
-    def attend(self, layer: int, rows: _Rows, q: Floats, scale: float, window: int, softcap: float) -> Floats:
+    def attend(
+        self,
+        layer: int,
+        rows: _Rows,
+        q: Floats,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Floats | None = None,
+    ) -> Floats:
         """Attend each sequence's rows of q [T, H, D] to what the layer kept of it."""
         y = np.empty_like(q)
         for i, sequence in enumerate(rows.sequences):
@@ -188,7 +198,31 @@ class ReferenceExecutor:
             own = slice(rows.starts[i], rows.starts[i + 1])
             keys, values = kept.keys[layer], kept.values[layer]
             start = rows.first_positions[i]
-            y[own] = ref.attention(q[own], keys, values, start=start, scale=scale, window=window, softcap=softcap)
+            limits = {"scale": scale, "window": window, "softcap": softcap}
+            y[own] = ref.attention(q[own], keys, values, start=start, sinks=sinks, **limits)
+        return y
+
+    def _latent_attention(self, op: OpCall, inputs: Sequence[Floats], rows: _Rows) -> Floats:
+        """Keep the step's latent rows and attend as the definition says, with each head's keys and values made."""
+        q, latents, *tables = inputs
+        heads, nope, layer = op.integer("heads"), op.integer("nope"), op.integer("layer")
+        interleaved, table = bool(op.integer("interleaved")), tables[0] if tables else None
+        norm, w = self.weight(op.weights["norm"]), self.weight(op.weights["w"])
+        made = latent.latent_rows(latents, norm, op.real("eps"), table, interleaved=interleaved)[:, None]
+        self.keep(layer, rows, made, made)
+        q = _heads(q, heads)
+        own_rows = rows.of(op.output.rows)
+        if table is not None:
+            at = rows.logits_rows if op.output.rows is Dim.ROWS else slice(None)
+            q = q.copy()
+            q[..., nope:] = latent.rotate_pairs(q[..., nope:], table[at], interleaved=interleaved)
+        y = np.empty((len(q), op.output.width), np.float32)
+        for i, sequence in enumerate(own_rows.sequences):
+            own, kept = slice(own_rows.starts[i], own_rows.starts[i + 1]), self._sequences[sequence].keys[layer][:, 0]
+            start, scale = own_rows.first_positions[i], op.real("scale")
+            y[own] = latent.latent_attention(q[own], kept, w, start=start, nope=nope, scale=scale).reshape(
+                -1, y.shape[1]
+            )
         return y
 
     def _run_recorded(self, program: Program, rows: _Rows) -> Floats:
@@ -218,9 +252,8 @@ class ReferenceExecutor:
                 layer, n_kv = op.integer("layer"), op.integer("kv_heads")
                 self.keep(layer, rows, _heads(k, n_kv), _heads(v, n_kv))
                 q = _heads(q, op.integer("heads"))
-                y = self.attend(
-                    layer, rows.of(op.output.rows), q, op.real("scale"), op.integer("window"), op.real("softcap")
-                )
+                limits = (op.real("scale"), op.integer("window"), op.real("softcap"))
+                y = self.attend(layer, rows.of(op.output.rows), q, *limits, weights.get("sinks"))
                 return y.reshape(inputs[0].shape)
             case "gated":
                 return ref.gated(np.concatenate(inputs, axis=-1), op.word("act"), params_of(op))
@@ -237,6 +270,10 @@ class ReferenceExecutor:
                 act, params = op.word("act"), params_of(op)
                 rounds = {f"rounds_{name}": op.word(name) == "q8" for name in ("x", "hidden")}
                 return moe.experts(inputs[0], inputs[1], all_experts, act, params, **rounds)
+            case "latent_attention":
+                return self._latent_attention(op, inputs, rows)
+            case "sigmoid_gate":
+                return latent.sigmoid_gate(inputs[0], inputs[1])
         raise AssertionError(f"op {op.op} is in the vocabulary and not in the reference executor")
 
 
@@ -280,8 +317,9 @@ class _ArenaStep:
                 self._rope_kv(op)
             case low.Attention():
                 q = _heads(self._floats(op.q)[:, : op.n_heads * op.head_dim], op.n_heads)
-                y = store.attend(op.layer, rows.of(op.y.rows), q, op.scale, op.window, op.softcap)
-                self._write(op.y, y.reshape(len(q), op.y.width))
+                sinks = None if op.sinks is None else store.weight(op.sinks)
+                y = store.attend(op.layer, rows.of(op.y.rows), q, op.scale, op.window, op.softcap, sinks)
+                self._write(op.y, y[..., : op.value_dim].reshape(len(q), op.y.width))
             case low.Gated():
                 self._write(op.y, ref.gated(self._floats(op.x), op.act, op.params))
             case low.SelectRows():
@@ -295,12 +333,36 @@ class _ArenaStep:
                 self._write(op.y, moe.router(self._floats(op.x), op.routing, bias))
             case low.Experts():
                 self._experts(op)
+            case low.LatentKv():
+                table = None if op.cos_sin is None else self._floats(op.cos_sin)
+                norm = store.weight(op.norm)
+                made = latent.latent_rows(self._floats(op.latents), norm, op.eps, table, interleaved=op.interleaved)
+                store.keep(op.layer, rows, made[:, None], made[:, None])
+                self._write(op.latents, made)
+            case low.LatentQuery():
+                self._latent_query(op)
+            case low.LatentOut():
+                _, w_value = latent.split_heads(store.weight(op.w), op.n_heads, op.nope)
+                y = latent.head_linear(_heads(self._floats(op.x), op.n_heads), w_value.swapaxes(1, 2))
+                self._write(op.y, y.reshape(len(y), op.y.width))
+            case low.SigmoidGate():
+                self._write(op.y, latent.sigmoid_gate(self._floats(op.x), self._floats(op.gate)))
 
     def _experts(self, op: low.Experts) -> None:
         families = (op.gate, op.up, op.down, op.gate_bias, op.up_bias, op.down_bias)
         weights = moe.Experts(*(None if w is None else self._store.family(w) for w in families))  # type: ignore[arg-type]
         x, route = self._floats(op.x), self._floats(op.route)
         self._write(op.y, moe.experts(x, route, weights, op.act, op.params, rounds_hidden=op.rounds_hidden))
+
+    def _latent_query(self, op: low.LatentQuery) -> None:
+        q = _heads(self._floats(op.q), op.n_heads)
+        w_key, _ = latent.split_heads(self._store.weight(op.w), op.n_heads, op.nope)
+        pe = q[..., op.nope :]
+        if op.cos_sin is not None:
+            at = self._rows.logits_rows if op.y.rows is Dim.ROWS else slice(None)
+            pe = latent.rotate_pairs(pe, self._floats(op.cos_sin)[at], interleaved=op.interleaved)
+        y = np.concatenate([latent.head_linear(q[..., : op.nope], w_key), pe], axis=-1)
+        self._write(op.y, y.reshape(len(y), op.y.width))
 
     def _linear_group(self, op: low.LinearGroup) -> None:
         x = self._floats(op.x)

@@ -89,6 +89,25 @@ class PackedWeightStore:
             raise ModelFileError(f"tensor {weight.name}: holds NaN or infinity; fetch the model again")
         return found
 
+    def head_matrices(self, weight: Weight, n_heads: int, n_keys: int, *, values: bool) -> "npt.NDArray[np.float32]":
+        """Return one part of a latent attention's weight [H * (keys + values), rank], for the core's per-head products.
+
+        Shapes:
+            returns  keys: [H * keys * pad16(rank)]; values: [H * rank * pad16(v)]  float32, flat
+
+        Raises:
+            ModelFileError: it holds NaN or infinity.
+        """
+        import numpy as np
+
+        whole = self._tensors[weight.name].float32().reshape(n_heads, -1, weight.shape[1])
+        part = whole[:, n_keys:].swapaxes(1, 2) if values else whole[:, :n_keys]
+        if not np.isfinite(part).all():
+            raise ModelFileError(f"tensor {weight.name}: holds NaN or infinity; fetch the model again")
+        padded = np.zeros((*part.shape[:2], -(-part.shape[2] // 16) * 16), np.float32)
+        padded[..., : part.shape[2]] = part
+        return padded.reshape(-1)
+
     def _float32(self, weight: Weight) -> bytes:
         import numpy as np
 
