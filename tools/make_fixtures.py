@@ -2,13 +2,15 @@
 
 Needs the extra `oracle` (torch, transformers); the tests need neither. From the repository's root:
 
-    HF_HUB_OFFLINE=1 PYTHONPATH=src python tools/make_fixtures.py
+    HF_HUB_OFFLINE=1 PYTHONPATH=src python tools/make_fixtures.py [FIXTURE ...]
 
 A logits fixture holds the config as transformers writes it, the argmax of each of the T positions, the first 8 logits
-of each, and whole rows at three of them. Weights are `tiercel.testing.fill` by tensor name; ids[t] = (7t + 3) mod 128.
+of each, and whole rows at three of them, the last among them. Weights are `tiercel.testing.fill` by tensor name;
+ids[t] = (7t + 3) mod 128.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,7 @@ from tiercel.testing.fill import fill_by_name
 OUT = Path(__file__).parent.parent / "tests" / "model" / "fixtures"
 N_TOKENS = 40
 N_COLUMNS = 8
-WHOLE_ROWS = (0, 11, N_TOKENS - 1)
-SEED_FREE_IDS = [(7 * t + 3) % 128 for t in range(N_TOKENS)]
+WHOLE_ROWS = (0, 11)
 
 BASE: dict[str, Any] = {
     "vocab_size": 128,
@@ -71,6 +72,28 @@ DEEPSEEK: dict[str, Any] = {
     "v_head_dim": 16,
 }
 DEEPSEEK_YARN = YARN | {"rope_theta": 1e4, "mscale": 0.707, "mscale_all_dim": 0.9}
+
+
+QWEN3_5: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "full_attention_interval": 4,
+    "rope_parameters": rope(
+        "default", 1e7, partial_rotary_factor=0.25, mrope_section=[2, 1, 1], mrope_interleaved=True
+    ),
+}
 
 
 def models() -> dict[str, Any]:
@@ -139,13 +162,25 @@ def models() -> dict[str, Any]:
         "deepseek_v2_dense": hf.DeepseekV2Config(
             **BASE | DEEPSEEK, q_lora_rank=None, first_k_dense_replace=3, rope_parameters=DEEPSEEK_YARN
         ),
+        "qwen3_5": hf.Qwen3_5TextConfig(**QWEN3_5),
+        "qwen3_5_linear_last_tied": hf.Qwen3_5TextConfig(
+            **QWEN3_5
+            | {
+                "num_hidden_layers": 3,
+                "tie_word_embeddings": True,
+                "linear_key_head_dim": 40,
+                "linear_value_head_dim": 80,
+                "linear_num_value_heads": 2,
+            },
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
     }
 
 
 def logits_of(config: Any) -> torch.Tensor:
     config._attn_implementation = "eager"
     model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    adds_one = config.model_type.startswith("gemma")
+    adds_one = config.model_type.startswith(("gemma", "qwen3_5"))
     seen: set[int] = set()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -157,7 +192,13 @@ def logits_of(config: Any) -> torch.Tensor:
             else:
                 values = fill_by_name(name, tuple(parameter.shape), norms_add_one=adds_one)
             parameter.copy_(torch.from_numpy(values))
-        return model(torch.tensor([SEED_FREE_IDS])).logits[0]
+        return model(torch.tensor([ids_of(config)])).logits[0]
+
+
+def ids_of(config: Any) -> list[int]:
+    """Return the tokens: more than one 64-token chunk of the oracle's for recurrent models."""
+    n_tokens = 100 if config.model_type.startswith("qwen3_5") else N_TOKENS
+    return [(7 * t + 3) % 128 for t in range(n_tokens)]
 
 
 def stacked_experts(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -180,16 +221,18 @@ def config_dict(config: Any, class_name: str) -> dict[str, Any]:
     return d
 
 
-def write_models() -> None:
+def write_models(names: list[str]) -> None:
     for name, config in models().items():
+        if names and name not in names:
+            continue
         class_name = type(hf.AutoModelForCausalLM.from_config(config)).__name__
         logits = logits_of(config)
         fixture = {
             "config": config_dict(config, class_name),
-            "token_ids": SEED_FREE_IDS,
+            "token_ids": ids_of(config),
             "argmax": logits.argmax(-1).tolist(),
             "columns": [digits(row[:N_COLUMNS]) for row in logits],
-            "rows": {str(t): digits(logits[t]) for t in WHOLE_ROWS},
+            "rows": {str(t): digits(logits[t]) for t in (*WHOLE_ROWS, len(logits) - 1)},
         }
         write(OUT / f"{name}.json", fixture)
 
@@ -233,5 +276,5 @@ def write(path: Path, value: Any) -> None:
 
 
 if __name__ == "__main__":
-    write_models()
+    write_models(sys.argv[1:])
     write_ropes()

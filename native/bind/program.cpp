@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "bind.hpp"
 #include "tiercel/packed.hpp"
@@ -311,7 +312,41 @@ void bind_recording(nb::module_& m) {
             r.add(logits_rows, std::move(o));
           },
           "logits_rows"_a, "x"_a, "quantized"_a, "route"_a, "top_k"_a, "gate"_a, "up"_a, "down"_a, "biases"_a, "hidden_quantized"_a,
-          "act"_a, "p0"_a, "p1"_a, "y"_a);
+          "act"_a, "p0"_a, "p1"_a, "y"_a)
+      .def(
+          "short_conv",
+          [](Recording& r, Buffer x, int64_t channels, int64_t width, const Floats& w, const std::optional<Floats>& bias, bool has_silu,
+             Buffer y, int64_t state_offset) {
+            if (width < 1 || static_cast<int64_t>(w.size()) != channels * width)
+              throw nb::value_error("short_conv: w needs channels * width numbers");
+            if (bias && static_cast<int64_t>(bias->size()) != channels)
+              throw nb::value_error("short_conv: bias needs one number a channel");
+            r.add(false, op::ShortConv{place_of(x), channels, width, copy_of(w), copy_of(bias), has_silu, place_of(y), state_offset});
+          },
+          "x"_a, "channels"_a, "width"_a, "w"_a, "bias"_a.none(), "has_silu"_a, "y"_a, "state_offset"_a)
+      .def(
+          "delta_rule",
+          [](Recording& r, Buffer qkv, Buffer gate, Buffer beta, std::tuple<int64_t, int64_t, int64_t, int64_t> heads, float lower_bound,
+             const Floats& a_log, const Floats& dt_bias, float eps, Buffer y, int64_t state_offset) {
+            const auto [n_key, n_value, key_dim, value_dim] = heads;
+            const auto n_bias = static_cast<int64_t>(dt_bias.size());
+            if (n_key < 1 || n_value < 1 || n_value % n_key != 0 || key_dim < 1 || value_dim < 1)
+              throw nb::value_error("delta_rule: value heads need to be a multiple of the key heads, and all sizes 1 or more");
+            if (static_cast<int64_t>(a_log.size()) != n_value || (n_bias != n_value && n_bias != n_value * key_dim))
+              throw nb::value_error("delta_rule: a_log needs one number a head, dt_bias one a head or a key channel");
+            r.add(false, op::DeltaRule{place_of(qkv), place_of(gate), place_of(beta), n_key, n_value, key_dim, value_dim, lower_bound,
+                                       copy_of(a_log), copy_of(dt_bias), eps, place_of(y), state_offset});
+          },
+          "qkv"_a, "gate"_a, "beta"_a, "heads"_a, "lower_bound"_a, "a_log"_a, "dt_bias"_a, "eps"_a, "y"_a, "state_offset"_a)
+      .def(
+          "gated_norm",
+          [](Recording& r, bool logits_rows, Buffer x, Buffer z, int64_t heads, int64_t head_dim, const std::optional<Floats>& w, float eps,
+             bool is_sigmoid, Buffer y) {
+            if (w && static_cast<int64_t>(w->size()) != head_dim)
+              throw nb::value_error("gated_norm: w needs one number a column of a head");
+            r.add(logits_rows, op::GatedNorm{place_of(x), place_of(z), heads, head_dim, copy_of(w), eps, is_sigmoid, place_of(y)});
+          },
+          "logits_rows"_a, "x"_a, "z"_a, "heads"_a, "head_dim"_a, "w"_a.none(), "eps"_a, "is_sigmoid"_a, "y"_a);
 }
 
 void bind_runner(nb::module_& m) {
@@ -335,20 +370,22 @@ void bind_runner(nb::module_& m) {
       .def(
           "__init__",
           [](BoundRunner* self, Recording& recording, std::shared_ptr<KvMemory> kv, int64_t arena_bytes, Buffer logits, int64_t vocab,
-             int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus) {
+             int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus, int64_t state_slot_bytes) {
             if (!recording.program) throw nb::value_error("StepRunner: this program is already in use");
             if (!cpus.empty() && static_cast<int32_t>(cpus.size()) != recording.program->n_threads())
               throw nb::value_error("cpus: needs one processor for each thread, or none");
-            if (n_slots < 1 || max_len < 1 || max_tokens < 1 || max_rows < 1) throw nb::value_error("StepRunner: a limit is below 1");
+            if (n_slots < 1 || max_len < 1 || max_tokens < 1 || max_rows < 1 || state_slot_bytes < 0)
+              throw nb::value_error("StepRunner: a limit is below 1");
             KvPool pool = kv->pool;
             pool.base = kv->region.data();
             const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
-            recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len);
+            recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len, state_slot_bytes);
             auto runner = std::make_unique<StepRunner>(std::move(recording.program),
                                                        StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot}, std::move(cpus));
             new (self) BoundRunner(std::move(kv), std::move(recording.weights), std::move(runner));
           },
-          "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a)
+          "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a,
+          "state_slot_bytes"_a = 0)
       .def(
           "admit",
           [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params) {

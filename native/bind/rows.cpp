@@ -4,10 +4,12 @@
 // `tiercel.ops.reference` can be held against every level. Arrays that are written to are last among the arrays and
 // noconvert().
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bind.hpp"
+#include "nanobind/stl/optional.h"
 #include "nanobind/stl/string.h"
 #include "tiercel/kernels.hpp"
 #include "tiercel/team.hpp"
@@ -230,6 +232,60 @@ void add_door(const std::string& level, int32_t n_threads, const Matrix<float>& 
 
 int64_t argmax_door(const std::string& level, const Vector<float>& x) { return level_named(level).argmax(x.data(), rows(x)); }
 
+// Slots' state as the caller's bytes: [slots, floats of one].
+StateMemory state_of(MatrixOut& state, const Vector<int32_t>& seq_slot, StepRows& step, int64_t n_floats, const char* where) {
+  require(columns(state) == n_floats, std::string(where) + ": a slot's state needs " + std::to_string(n_floats) + " numbers");
+  require(rows(seq_slot) == step.view.n_seqs, std::string(where) + ": seq_slot must hold one slot a sequence");
+  for (int64_t s = 0; s < rows(seq_slot); ++s)
+    require(seq_slot.data()[s] >= 0 && seq_slot.data()[s] < rows(state), std::string(where) + ": a slot is out of range");
+  step.view.seq_slot = seq_slot.data();
+  return {reinterpret_cast<uint8_t*>(state.data()), n_floats * static_cast<int64_t>(sizeof(float))};
+}
+
+void short_conv_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot, const Vector<int32_t>& seq_start,
+                     const Vector<int32_t>& seq_rows, const Matrix<float>& x, const Matrix<float>& w,
+                     const std::optional<Vector<float>>& bias, bool has_silu, MatrixOut y, MatrixOut state) {
+  const KernelTable& table = level_named(level);
+  require_same_shape("short_conv", x, y);
+  require(columns(w) == columns(x) && rows(w) >= 1, "short_conv: w must be [width, columns of x]");
+  StepRows step(seq_start, seq_rows, rows(x));
+  const StateMemory memory = state_of(state, seq_slot, step, (rows(w) - 1) * columns(x), "short_conv");
+  const ShortConvArgs a{x.data(), columns(x), columns(x), rows(w), w.data(), bias ? bias->data() : nullptr,
+                        has_silu, y.data(),   columns(y), memory};
+  run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.short_conv(a, step.view, ctx); });
+}
+
+void delta_rule_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot, const Vector<int32_t>& seq_start,
+                     const Vector<int32_t>& seq_rows, const Matrix<float>& qkv, const Matrix<float>& gate, const Matrix<float>& beta,
+                     const Vector<float>& a_log, const Vector<float>& dt_bias, int64_t key_heads, int64_t key_dim, float lower_bound,
+                     float eps, MatrixOut y, MatrixOut state) {
+  const KernelTable& table = level_named(level);
+  const int64_t heads = rows(a_log);
+  require(heads >= 1 && key_heads >= 1 && heads % key_heads == 0 && columns(y) % heads == 0, "delta_rule: heads do not fit");
+  const int64_t value_dim = columns(y) / heads;
+  require(columns(qkv) == 2 * key_heads * key_dim + heads * value_dim && rows(dt_bias) == columns(gate) && columns(beta) == heads &&
+              (columns(gate) == heads || columns(gate) == heads * key_dim),
+          "delta_rule: qkv [T, 2 K D + H E], gate and dt_bias H or H D, beta H are needed");
+  require(rows(qkv) == rows(y) && rows(gate) == rows(y) && rows(beta) == rows(y), "delta_rule: rows differ");
+  StepRows step(seq_start, seq_rows, rows(qkv));
+  const StateMemory memory = state_of(state, seq_slot, step, heads * key_dim * ((value_dim + 15) / 16 * 16), "delta_rule");
+  const DeltaRuleArgs a{qkv.data(),   columns(qkv),   gate.data(), columns(gate), beta.data(), columns(beta),          y.data(),
+                        columns(y),   key_heads,      heads,       key_dim,       value_dim,   columns(gate) != heads, lower_bound,
+                        a_log.data(), dt_bias.data(), eps,         memory};
+  run_on_team(n_threads, delta_rule_thread_bytes(key_dim), [&](const ThreadCtx& ctx) { table.delta_rule(a, step.view, ctx); });
+}
+
+void gated_norm_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const Matrix<float>& z, int64_t heads,
+                     const std::optional<Vector<float>>& w, float eps, bool is_sigmoid, MatrixOut y) {
+  const KernelTable& table = level_named(level);
+  require_same_shape("gated_norm", x, y);
+  require_same_shape("gated_norm", x, z);
+  require(heads >= 1 && columns(x) % heads == 0 && (!w || rows(*w) * heads == columns(x)), "gated_norm: heads or w do not fit x");
+  const GatedNormArgs a{x.data(), columns(x), rows(x),  z.data(),  columns(z), heads, columns(x) / heads, w ? w->data() : nullptr,
+                        eps,      is_sigmoid, y.data(), columns(y)};
+  run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.gated_norm(a, ctx); });
+}
+
 } // namespace
 
 void bind_rows(nb::module_& m) {
@@ -250,6 +306,13 @@ void bind_rows(nb::module_& m) {
   m.def("softcap", &softcap_door, "level"_a, "n_threads"_a, nb::kw_only(), "cap"_a, "x"_a.noconvert(), "x = cap * tanh(x / cap).");
   m.def("add", &add_door, "level"_a, "n_threads"_a, "y"_a, nb::kw_only(), "x"_a.noconvert(), "x += y.");
   m.def("argmax", &argmax_door, "level"_a, "x"_a, "First index of the largest of x; -1 with a NaN or without elements.");
+  m.def("short_conv", &short_conv_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "x"_a, "w"_a, nb::kw_only(),
+        "bias"_a.none() = nb::none(), "has_silu"_a, "y"_a.noconvert(), "state"_a.noconvert());
+  m.def("delta_rule", &delta_rule_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "qkv"_a, "gate"_a, "beta"_a,
+        "a_log"_a, "dt_bias"_a, nb::kw_only(), "key_heads"_a, "key_dim"_a, "lower_bound"_a, "eps"_a, "y"_a.noconvert(),
+        "state"_a.noconvert());
+  m.def("gated_norm", &gated_norm_door, "level"_a, "n_threads"_a, "x"_a, "z"_a, nb::kw_only(), "heads"_a, "w"_a.none(), "eps"_a,
+        "is_sigmoid"_a, "y"_a.noconvert());
 }
 
 } // namespace tiercel

@@ -23,4 +23,7 @@ int64_t attention_shared_bytes(int32_t n_heads, int32_t head_dim, int64_t max_se
   return n_threads * pad16(part) * static_cast<int64_t>(sizeof(float));
 }
 
+// Sixteen tokens' queries, keys and decays, and their betas: see kernels/recurrent.cpp.
+int64_t delta_rule_thread_bytes(int64_t key_dim) { return 16 * (3 * ((key_dim + 15) / 16 * 16) + 1) * 4; }
+
 } // namespace tiercel

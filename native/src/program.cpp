@@ -32,7 +32,7 @@ Program::Program(const KernelTable* kernels, int32_t n_threads) : kernels_(kerne
 void Program::add(Op op) { ops_.push_back(std::move(op)); }
 
 void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t vocab, int64_t max_tokens, int64_t max_rows, int64_t max_seqs,
-                   int64_t max_len) {
+                   int64_t max_len, int64_t state_slot_bytes) {
   arena_ = std::make_unique<Region>(arena_bytes);
   kv_ = std::move(kv);
   logits_ = logits;
@@ -66,6 +66,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                          std::max(experts_bytes, experts_shared_bytes(o.rows_at_once, n_experts, o.top_k, k, f, width, n_threads_));
                    },
                    [&](op::LatentKv& o) { thread_bytes = std::max(thread_bytes, int64_t{o.rope} * 4 + 64); },
+                   [&](op::DeltaRule& o) { thread_bytes = std::max(thread_bytes, delta_rule_thread_bytes(o.key_dim)); },
                    [&](auto&) {},
                },
                op.body);
@@ -75,6 +76,8 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
   scratch_ = std::make_unique<Region>((thread_scratch_bytes_ + private_row_bytes_ + 4096) * n_threads_);
   attention_scratch_ = std::make_unique<Region>(shared_bytes);
   experts_scratch_ = std::make_unique<Region>(experts_bytes);
+  state_slot_bytes_ = state_slot_bytes;
+  state_ = std::make_unique<Region>(state_slot_bytes * max_seqs);
   op_ns_.assign(ops_.size(), 0);
   plan(max_tokens, max_rows);
 }
@@ -279,6 +282,23 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
           [&](const op::SigmoidGate& o) {
             kernels_->sigmoid_gate({floats(o.x), cols(o.x), floats(o.gate), cols(o.gate), floats(o.y), cols(o.y), m, o.width, o.gate_width},
                                    ctx);
+          },
+          [&](const op::ShortConv& o) {
+            kernels_->short_conv({floats(o.x), cols(o.x), o.channels, o.width, o.w.data(), o.bias.empty() ? nullptr : o.bias.data(),
+                                  o.has_silu, floats(o.y), cols(o.y), state_at(o.state_offset)},
+                                 step, ctx);
+          },
+          [&](const op::DeltaRule& o) {
+            const bool is_per_channel = static_cast<int64_t>(o.dt_bias.size()) != o.value_heads;
+            kernels_->delta_rule({floats(o.qkv), cols(o.qkv), floats(o.gate), cols(o.gate), floats(o.beta), cols(o.beta), floats(o.y),
+                                  cols(o.y), o.key_heads, o.value_heads, o.key_dim, o.value_dim, is_per_channel, o.lower_bound,
+                                  o.a_log.data(), o.dt_bias.data(), o.eps, state_at(o.state_offset)},
+                                 step, ctx);
+          },
+          [&](const op::GatedNorm& o) {
+            kernels_->gated_norm({floats(o.x), cols(o.x), m, floats(o.z), cols(o.z), o.heads, o.head_dim,
+                                  o.w.empty() ? nullptr : o.w.data(), o.eps, o.is_sigmoid, floats(o.y), cols(o.y)},
+                                 ctx);
           },
       },
       op.body);

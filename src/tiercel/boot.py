@@ -102,6 +102,12 @@ class Plan(msgspec.Struct, frozen=True):
         return _kv_dtype(self.options)
 
     @property
+    def is_prefix_caching(self) -> bool:
+        """Whether computed beginnings of prompts are used again: as the options say, or where the model can."""
+        wanted = self.options.enable_prefix_caching
+        return not self.info.state_layers if wanted is None else wanted
+
+    @property
     def is_float32_compute(self) -> bool:
         """Whether activations are never rounded."""
         return self.options.compute_dtype == "float32"
@@ -170,6 +176,11 @@ def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint
     model = build_model(checkpoint.config)
     check_weights(model, checkpoint.tensors)
     _check_dtype(options.dtype, checkpoint, model.expected_weights())
+    if options.enable_prefix_caching and model.info.state_layers:
+        raise ConfigError(
+            f"enable_prefix_caching: {model.info.architecture} has layers with recurrent state, which is not kept for "
+            "other requests; leave the option out"
+        )
     capacity = _capacity(options, model.info)
     program = _record(options, checkpoint, model, capacity.max_len_tokens)
     # The program's text holds the config, the formats and the rotary tables: all arithmetic but the weights' values.
@@ -190,14 +201,17 @@ def _capacity(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
             f"kv_cache_dtype: got {options.kv_cache_dtype}; {info.architecture} keeps latent rows, which are keys and "
             f"values at once and have no such form; use auto, {' or '.join(info.kv_dtypes)}"
         )
+    available = machine.available_bytes()
+    usual = min(_MAX_NUM_SEQS, options.max_num_batched_tokens)
     return sizing.plan(
         kv_token_bytes=info.kv_bytes_per_token(_kv_dtype(options)),
         page_size_tokens=options.block_size,
         model_len_tokens=info.max_len_tokens,
         max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs or min(_MAX_NUM_SEQS, options.max_num_batched_tokens),
+        max_num_seqs=options.max_num_seqs or sizing.slots_for(info.state_bytes, usual, available),
         pool_bytes=options.kv_cache_memory_bytes,
-        available_bytes=machine.available_bytes(),
+        available_bytes=available,
+        state_bytes=info.state_bytes,
     )
 
 
@@ -510,7 +524,7 @@ def engine_config(plan: Plan) -> "EngineConfig":
         max_num_batched_tokens=max(options.max_num_batched_tokens, plan.capacity.max_num_seqs),
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         stream_interval=options.stream_interval,
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=plan.is_prefix_caching,
         scheduling_policy="priority" if options.scheduling_policy == "priority" else "fcfs",
         async_scheduling=options.async_scheduling,
         max_logprobs=options.max_logprobs,

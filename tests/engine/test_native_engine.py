@@ -15,6 +15,7 @@ from engine_kit import Bench
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from tiercel.base.errors import ShapeError
 from tiercel.engine.client import EngineClient
 from tiercel.engine.config import EngineConfig
 from tiercel.engine.core import EngineCore
@@ -24,7 +25,7 @@ from tiercel.quant.formats import Format
 from tiercel.runner.capacity import Capacity
 from tiercel.runner.native import NativeSettings
 from tiercel.testing.fill import tiny_checkpoint
-from tiercel.testing.native import float_tensors, sized_runner
+from tiercel.testing.native import float_tensors, one_sequence, sized_runner
 from tiercel.testing.runner_kit import RunnerContract
 
 FIXTURES = Path(__file__).parent.parent / "model/fixtures"
@@ -34,6 +35,8 @@ MODELS = [
     ("llama_odd_heads_9_3", Format.F32, "float16"),
     ("llama_odd_heads_9_3", Format.Q8_0, "int8"),
     ("qwen3_moe", Format.Q8_0, "float16"),
+    ("qwen3_5", Format.Q8_0, "float16"),
+    ("qwen3_5_linear_last_tied", Format.F32, "float32"),
 ]
 VOCAB = 128
 MAX_LEN = 112
@@ -57,6 +60,8 @@ class Session(Bench):
 
     def __init__(self, model, *, runner=None, **config):
         n_tokens = config.setdefault("max_num_batched_tokens", 64)
+        if model.has_state:  # as `boot` decides
+            config["enable_prefix_caching"] = False
         super().__init__(runner=model.runner(n_step_tokens=n_tokens, **(runner or {})), **config)
         self.logprobs, self.prompt_logprobs, self.n_preemptions = {}, {}, 0
 
@@ -104,6 +109,7 @@ class TinyModel:
         self.tensors = float_tensors(weights)
         self.kv_dtype = kv_dtype
         self.alone = {}
+        self.has_state = bool(self.program.state_layers)
 
     def __repr__(self):
         return self.name
@@ -191,9 +197,18 @@ def test_whatever_the_engine_does_a_request_gets_its_own_bits(model, requests, g
     assert got == [alone(model, ask) for ask in requests]
 
 
+@pytest.fixture
+def caching(model):
+    """A model whose computed prompts can be used again."""
+    if model.has_state:
+        pytest.skip("states are not kept for other requests")
+    return model
+
+
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_hit_gives_the_bits_of_a_miss(model, size, is_async):
+def test_a_hit_gives_the_bits_of_a_miss(caching, size, is_async):
+    model = caching
     first = Ask(words(80), SAMPLED)
     again = [first, Ask(words(80), GREEDY), Ask(words(80)[:64], SAMPLED), Ask(words(80)[:70] + words(9, 5), PENALISED)]
     session = Session(model, runner={"page_size": size}, async_scheduling=is_async)
@@ -212,8 +227,9 @@ def test_a_hit_gives_the_bits_of_a_miss(model, size, is_async):
     session.end()
 
 
-def test_a_hit_on_generated_tokens_gives_the_bits_of_a_miss(model):
+def test_a_hit_on_generated_tokens_gives_the_bits_of_a_miss(caching):
     """A second turn: the prompt is an earlier prompt with its answer."""
+    model = caching
     first = Ask(words(20), GREEDY | {"max_tokens": 40})
     session = Session(model)
     session.ask("first", first)
@@ -298,6 +314,7 @@ def test_a_seed_makes_the_tokens_and_another_makes_others(model):
 
 def make_client(model, *, n_threads=2, **config):
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "check_each_step": True}
+    sizes |= {"enable_prefix_caching": False} if model.has_state else {}
     core = EngineCore(model.runner(n_threads=n_threads), EngineConfig(**(sizes | config)))
     client = EngineClient(core, weights_digest="w", kv_dtype=model.kv_dtype, eos_ids=())
     core.start()
@@ -375,6 +392,19 @@ class TestTheNativeRunnerKeepsTheContract(RunnerContract):
     @pytest.fixture(autouse=True)
     def take_model(self, model):
         self.model = model
+
+    def test_a_hit_gives_the_tokens_of_a_miss(self):
+        if not self.model.has_state:
+            return super().test_a_hit_gives_the_tokens_of_a_miss()
+        runner = self.make_runner()
+        runner.admit(0, list(range(1, 20)), 19, SamplingParams(temperature=0.0), 0, ())
+        runner.set_pages(0, 0, [0, 1])
+        for start in (16, 5):  # behind pages that somebody filled, and behind tokens that were never computed
+            with pytest.raises(ShapeError, match=f"slot 0 starts at {start}; its recurrent state stands at 0"):
+                runner.submit(one_sequence(0, 0, start, 3))
+        runner.submit(one_sequence(0, 0, 0, 3))
+        runner.collect()
+        runner.close()
 
     def make_runner(self):
         return self.model.runner(n_slots=3, max_len=64, n_step_tokens=24, n_threads=2)

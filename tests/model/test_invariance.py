@@ -20,7 +20,14 @@ from tiercel.quant.formats import Format
 from tiercel.testing.fill import tiny_checkpoint
 from tiercel.testing.native import float_tensors, native_logits, native_runner
 
-MODELS = ["llama_odd_heads_9_3", "mistral_window_8", "qwen2_yarn_window_tied", "gemma3_pattern_3_softcap", "qwen3_moe"]
+MODELS = [
+    "llama_odd_heads_9_3",
+    "mistral_window_8",
+    "qwen2_yarn_window_tied",
+    "gemma3_pattern_3_softcap",
+    "qwen3_moe",
+    "qwen3_5",
+]
 FORMATS = [Format.F32, Format.Q8_0, Format.Q4_0]
 KV_DTYPES = ("float32", "float16", "int8")
 CASES = [(m, f, kv) for m in MODELS for f in FORMATS for kv in KV_DTYPES if (f, kv) != (Format.F32, "float32")]

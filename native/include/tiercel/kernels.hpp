@@ -327,6 +327,68 @@ struct ExpertsArgs {
   int64_t rows_at_once;    // as given to experts_shared_bytes
 };
 
+// What a layer keeps of each sequence beside keys and values: slot s's begins at base + s * slot_stride_bytes, a multiple of 64.
+// A sequence whose rows start at position 0 has none yet: whatever lies there is not read.
+struct StateMemory {
+  uint8_t* base;
+  int64_t slot_stride_bytes;
+};
+
+// y[t, c] = act(bias[c] + sum_j w[j, c] * x[t - width + 1 + j, c]) over each sequence, zeros before its first token. The state is the
+// last width - 1 rows of x, float [width - 1, channels].
+struct ShortConvArgs {
+  const float* x;
+  int64_t ldx;
+  int64_t channels;
+  int64_t width;
+  const float* w;    // [width, channels], the oldest tap first
+  const float* bias; // [channels] or nullptr
+  bool has_silu;     // else no activation
+  float* y;          // not x
+  int64_t ldy;
+  StateMemory state;
+};
+
+// The gated delta rule over each sequence's rows; see kernels/recurrent.cpp. The state of a value head is float
+// [ceil(value_dim / 64)][key_dim][columns of the block, a multiple of 16]; heads follow each other.
+struct DeltaRuleArgs {
+  const float* qkv; // [T, 2 * key_heads * key_dim + value_heads * value_dim]
+  int64_t ld_qkv;
+  const float* gate; // [T, value_heads], or [T, value_heads * key_dim] when per channel
+  int64_t ld_gate;
+  const float* beta; // [T, value_heads]
+  int64_t ld_beta;
+  float* y; // [T, value_heads * value_dim]
+  int64_t ldy;
+  int64_t key_heads; // each serves value_heads / key_heads consecutive value heads
+  int64_t value_heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  bool is_per_channel;
+  float lower_bound;    // below 0: log decay = it * sigmoid(e^a_log * (gate + dt_bias)); 0: -e^a_log * softplus(gate + dt_bias)
+  const float* a_log;   // [value_heads]
+  const float* dt_bias; // as gate
+  float eps;            // in the roots of q's and k's norms
+  StateMemory state;
+};
+int64_t delta_rule_thread_bytes(int64_t key_dim);
+
+// y = norm of each head of x times w times act(z); without w, x * act(z).
+struct GatedNormArgs {
+  const float* x; // [m, heads * head_dim]
+  int64_t ldx;
+  int64_t m;
+  const float* z; // as x
+  int64_t ldz;
+  int64_t heads;
+  int64_t head_dim;
+  const float* w; // [head_dim] or nullptr
+  float eps;
+  bool is_sigmoid; // else silu
+  float* y;
+  int64_t ldy;
+};
+
 // Kinds of work that measure the machine: fused multiply-adds and int8 dot products in registers, reading in order.
 enum class Probe : uint8_t { Fma, Dot, Read };
 
@@ -356,6 +418,9 @@ struct KernelTable {
   void (*head_rotate)(const HeadRotateArgs&, const ThreadCtx&);
   void (*head_linear)(const HeadLinearArgs&, const ThreadCtx&);
   void (*sigmoid_gate)(const SigmoidGateArgs&, const ThreadCtx&);
+  void (*short_conv)(const ShortConvArgs&, const StepView&, const ThreadCtx&);
+  void (*delta_rule)(const DeltaRuleArgs&, const StepView&, const ThreadCtx&);
+  void (*gated_norm)(const GatedNormArgs&, const ThreadCtx&);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.

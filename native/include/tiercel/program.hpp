@@ -166,11 +166,38 @@ struct SigmoidGate {
   int64_t width, gate_width;
   BufferRef y;
 };
+struct ShortConv {
+  BufferRef x;
+  int64_t channels, width;
+  std::vector<float> w;    // [width, channels]
+  std::vector<float> bias; // empty: none
+  bool has_silu;
+  BufferRef y;
+  int64_t state_offset; // in a slot's state
+};
+struct DeltaRule {
+  BufferRef qkv, gate, beta;
+  int64_t key_heads, value_heads, key_dim, value_dim;
+  float lower_bound;
+  std::vector<float> a_log, dt_bias;
+  float eps;
+  BufferRef y;
+  int64_t state_offset;
+};
+struct GatedNorm {
+  BufferRef x, z;
+  int64_t heads, head_dim;
+  std::vector<float> w; // empty: none
+  float eps;
+  bool is_sigmoid;
+  BufferRef y;
+};
 } // namespace op
 
 using OpBody =
     std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated, op::SelectRows,
-                 op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear, op::SigmoidGate>;
+                 op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear, op::SigmoidGate,
+                 op::ShortConv, op::DeltaRule, op::GatedNorm>;
 
 struct Op {
   Rows rows;
@@ -200,7 +227,7 @@ class Program {
   void add(Op op);
   // Fixes sizes and allocates: no add after it. logits: where the last linear left [R, vocab] floats.
   void seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t vocab, int64_t max_tokens, int64_t max_rows, int64_t max_seqs,
-            int64_t max_len);
+            int64_t max_len, int64_t state_slot_bytes = 0);
 
   // Runs all ops of one step; called by every thread of the team with the same step.
   void replay(const StepView& step, int32_t thread, Team& team);
@@ -233,6 +260,7 @@ class Program {
   QuantRows quant_rows(const BufferRef& b, int64_t k, uint8_t* private_row) const {
     return {private_row ? private_row : arena_->data() + b.offset, b.stride_bytes, k};
   }
+  StateMemory state_at(int64_t offset) const { return {state_->data() + offset, state_slot_bytes_}; }
   float* floats(const BufferRef& b) const { return reinterpret_cast<float*>(arena_->data() + b.offset); }
 
   const KernelTable* kernels_;
@@ -244,6 +272,8 @@ class Program {
   int64_t thread_scratch_bytes_ = 0, private_row_bytes_ = 0; // each thread has both, then a page
   std::unique_ptr<Region> attention_scratch_;
   std::unique_ptr<Region> experts_scratch_;
+  std::unique_ptr<Region> state_; // [slots][state_slot_bytes_]
+  int64_t state_slot_bytes_ = 0;
   KvPool kv_;
   BufferRef logits_{0, 0};
   int64_t vocab_ = 0;

@@ -29,6 +29,9 @@ const KernelTable table = {
     head_rotate,
     head_linear,
     sigmoid_gate,
+    short_conv,
+    delta_rule,
+    gated_norm,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

@@ -31,6 +31,10 @@ float probe(Probe kind, const uint8_t* data, int64_t n);
 // router.cpp, experts.cpp
 void router(const RouterArgs&, const ThreadCtx&);
 void experts(const ExpertsArgs&, const ThreadCtx&);
+// recurrent.cpp
+void short_conv(const ShortConvArgs&, const StepView&, const ThreadCtx&);
+void delta_rule(const DeltaRuleArgs&, const StepView&, const ThreadCtx&);
+void gated_norm(const GatedNormArgs&, const ThreadCtx&);
 
 // attention.cpp
 void attention(const AttentionArgs&, const StepView&, const ThreadCtx&);

@@ -193,6 +193,42 @@ class Program:
     def sigmoid_gate(
         self, logits_rows: bool, x: _Buffer, gate: _Buffer, width: int, gate_width: int, y: _Buffer
     ) -> None: ...
+    def short_conv(
+        self,
+        x: _Buffer,
+        channels: int,
+        width: int,
+        w: _AnyFloats,
+        bias: _AnyFloats | None,
+        has_silu: bool,
+        y: _Buffer,
+        state_offset: int,
+    ) -> None: ...
+    def delta_rule(
+        self,
+        qkv: _Buffer,
+        gate: _Buffer,
+        beta: _Buffer,
+        heads: tuple[int, int, int, int],
+        lower_bound: float,
+        a_log: _AnyFloats,
+        dt_bias: _AnyFloats,
+        eps: float,
+        y: _Buffer,
+        state_offset: int,
+    ) -> None: ...
+    def gated_norm(
+        self,
+        logits_rows: bool,
+        x: _Buffer,
+        z: _Buffer,
+        heads: int,
+        head_dim: int,
+        w: _AnyFloats | None,
+        eps: float,
+        is_sigmoid: bool,
+        y: _Buffer,
+    ) -> None: ...
 
 class KvMemory:
     @property
@@ -222,6 +258,7 @@ class StepRunner:
         max_tokens: int,
         max_rows: int,
         cpus: Sequence[int],
+        state_slot_bytes: int = 0,
     ) -> None: ...
     def admit(self, slot: int, tokens: _AnyInts, n_prompt: int, params: SamplerParams) -> None: ...
     def set_pages(self, slot: int, first: int, pages: _AnyInts) -> None: ...
@@ -373,4 +410,49 @@ def attention(
 def select_rows(level: str, n_threads: int, x: _Floats, logits_rows: _Ints, *, y: _Floats) -> None: ...
 def softcap(level: str, n_threads: int, *, cap: float, x: _Floats) -> None: ...
 def add(level: str, n_threads: int, y: _Floats, *, x: _Floats) -> None: ...
+def short_conv(
+    level: str,
+    n_threads: int,
+    seq_slot: _Ints,
+    seq_start: _Ints,
+    seq_rows: _Ints,
+    x: _Floats,
+    w: _Floats,
+    *,
+    bias: _Floats | None = None,
+    has_silu: bool,
+    y: _Floats,
+    state: _Floats,
+) -> None: ...
+def delta_rule(
+    level: str,
+    n_threads: int,
+    seq_slot: _Ints,
+    seq_start: _Ints,
+    seq_rows: _Ints,
+    qkv: _Floats,
+    gate: _Floats,
+    beta: _Floats,
+    a_log: _Floats,
+    dt_bias: _Floats,
+    *,
+    key_heads: int,
+    key_dim: int,
+    lower_bound: float,
+    eps: float,
+    y: _Floats,
+    state: _Floats,
+) -> None: ...
+def gated_norm(
+    level: str,
+    n_threads: int,
+    x: _Floats,
+    z: _Floats,
+    *,
+    heads: int,
+    w: _Floats | None,
+    eps: float,
+    is_sigmoid: bool,
+    y: _Floats,
+) -> None: ...
 def argmax(level: str, x: _Floats) -> int: ...

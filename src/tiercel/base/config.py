@@ -204,12 +204,12 @@ class EngineOptions:
         help="tokens a page of cached keys and values, a multiple of 16",
         why="the finest that attention reads: least waste, most prefix hits",
     )
-    enable_prefix_caching: bool = option(
-        True,
+    enable_prefix_caching: bool | None = option(
+        None,
         parse=None,
         group="cache",
         help="reuse the computed beginning of earlier prompts",
-        why="a hit is bitwise the same as computing",
+        why="on where the model can, as a hit is bitwise the same as computing; off with recurrent state",
     )
     max_num_seqs: int | None = option(
         None,

@@ -247,7 +247,7 @@ def group_ops(
     ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds: Any, kv_dtype: str = "float16"
 ) -> list[OpLine]:
     """Put ops that are alike into one line each, in order of first use. `op_ns`: repetition -> op -> nanoseconds."""
-    from tiercel.ops.lowered import Attention, BufferKind, LinearGroup, cost, weights_of
+    from tiercel.ops.lowered import Attention, BufferKind, DeltaRule, LinearGroup, cost, weights_of
 
     alike: dict[str, list[int]] = {}
     for i, op in enumerate(ops):
@@ -264,7 +264,7 @@ def group_ops(
                 one.flops,
                 one.nbytes,
                 isinstance(op, LinearGroup) and op.x.kind is BufferKind.Q8,
-                isinstance(op, Attention) or (is_linear and bool(weights_of(op))),
+                isinstance(op, Attention | DeltaRule) or (is_linear and bool(weights_of(op))),
                 tuple(sum(row[i] for i in places) for row in op_ns),
                 is_linear,
                 _ceiling_frac(op) if isinstance(op, LinearGroup) else 1.0,

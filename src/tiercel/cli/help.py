@@ -64,7 +64,7 @@ def describe(row: "Option") -> str:
 
 def default_text(row: "Option") -> str:
     """Write an option's default as a flag would have it, and why it is that."""
-    if row.is_switch:
+    if row.is_switch and row.default is not None:
         shown = "on" if bool(row.default) != row.is_inverse else "off"
         return f"{shown} ({row.why})" if row.why else shown
     if row.default is None or row.default in ((), {}, ""):

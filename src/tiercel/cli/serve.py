@@ -132,6 +132,6 @@ def build_facade(request: ServeRequest) -> "EngineFacade":
         tokenizer=engine.tokenizer,
         fingerprint=plan.identity[:8],
         generation_defaults=plan.generation_defaults,
-        cache_facts={"cache_dtype": plan.kv_dtype, "enable_prefix_caching": str(plan.options.enable_prefix_caching)},
+        cache_facts={"cache_dtype": plan.kv_dtype, "enable_prefix_caching": str(plan.is_prefix_caching)},
         close=engine.close,
     )

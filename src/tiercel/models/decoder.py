@@ -7,6 +7,7 @@ x += o_proj(attention(norm(x))); x += down(act(gate h) * up h), h = norm(x).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -148,7 +149,9 @@ def read_windows(fields: ConfigFields, n_layers: int, window: int | None, defaul
 
 
 class Decoder(Model):
-    """A dense decoder. Subclasses read the config; Gemma's also replaces the layer."""
+    """A dense decoder. Subclasses read the config; some replace parts of the layer. `prefix` begins weights' names."""
+
+    prefix: ClassVar[str] = "model"
 
     def __init__(self, config: DecoderConfig) -> None:
         self.config = config
@@ -165,10 +168,10 @@ class Decoder(Model):
     def expected_weights(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight that the forward pass reads, by canonical name."""
         c = self.config
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {f"{self.prefix}.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
         for i in range(c.n_layers):
-            shapes |= {f"model.layers.{i}.{name}": shape for name, shape in self.weights_of_layer(i).items()}
-        shapes["model.norm.weight"] = (c.hidden_size,)
+            shapes |= {f"{self.prefix}.layers.{i}.{name}": shape for name, shape in self.weights_of_layer(i).items()}
+        shapes[f"{self.prefix}.norm.weight"] = (c.hidden_size,)
         if not c.is_tied:
             shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
         return shapes
@@ -211,15 +214,15 @@ class Decoder(Model):
     def forward(self, rec: Recorder, options: RecordOptions) -> Value:
         """Write one step in ops and return its logits."""
         c = self.config
-        x = rec.embed("model.embed_tokens.weight", scale=self.embed_scale(rec))
+        x = rec.embed(f"{self.prefix}.embed_tokens.weight", scale=self.embed_scale(rec))
         tables: dict[str, Value] = {}
         for name in dict.fromkeys(n for n in c.layer_ropes if n is not None):
             table = c.ropes[name].table(options.max_len_tokens)
             tables[name] = rec.rope_table(name, table.inv_freq, magnitude=table.magnitude)
         for i in range(c.n_layers):
             x = self.layer(rec, options, i, x, tables)
-        x = self.norm(rec, options, x, "model.norm.weight")
-        logits = rec.linear(x, "model.embed_tokens.weight" if c.is_tied else "lm_head.weight")
+        x = self.norm(rec, options, x, f"{self.prefix}.norm.weight")
+        logits = rec.linear(x, f"{self.prefix}.embed_tokens.weight" if c.is_tied else "lm_head.weight")
         return rec.softcap(logits, c.final_softcap) if c.final_softcap else logits
 
     def embed_scale(self, rec: Recorder) -> float:
@@ -229,7 +232,7 @@ class Decoder(Model):
 
     def layer(self, rec: Recorder, options: RecordOptions, i: int, x: Value, tables: Mapping[str, Value]) -> Value:
         """Write layer i and return the residual stream after it, of the rows that it passes on."""
-        prefix = f"model.layers.{i}"
+        prefix = f"{self.prefix}.layers.{i}"
         kept = self.kept_rows(rec, i, x)
         h = self.norm(rec, options, x, f"{prefix}.input_layernorm.weight")
         x = rec.add(kept, self.attention(rec, options, i, h, tables))
@@ -245,7 +248,7 @@ class Decoder(Model):
 
     def attention(self, rec: Recorder, options: RecordOptions, i: int, h: Value, tables: Mapping[str, Value]) -> Value:
         """Write layer i's attention over its normalised input, for the rows that the layer passes on."""
-        c, prefix = self.config, f"model.layers.{i}.self_attn"
+        c, prefix = self.config, f"{self.prefix}.layers.{i}.self_attn"
         q, k, v = (
             rec.linear(h, f"{prefix}.{p}_proj.weight", bias=f"{prefix}.{p}_proj.bias" if c.has_qkv_bias else None)
             for p in ("q", "k", "v")
@@ -272,7 +275,7 @@ class Decoder(Model):
 
     def mlp(self, rec: Recorder, i: int, h: Value) -> Value:
         """Write layer i's gated feed-forward over its normalised input."""
-        c, prefix = self.config, f"model.layers.{i}.mlp"
+        c, prefix = self.config, f"{self.prefix}.layers.{i}.mlp"
 
         def project(x: Value, name: str) -> Value:
             return rec.linear(x, f"{prefix}.{name}.weight", bias=f"{prefix}.{name}.bias" if c.has_mlp_bias else None)

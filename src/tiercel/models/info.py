@@ -3,7 +3,7 @@
 import msgspec
 
 from tiercel.ops.costs import kv_head_bytes, latent_row_bytes
-from tiercel.ops.program import KvLayer
+from tiercel.ops.program import KvLayer, StateLayer
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -15,6 +15,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     max_len_tokens: int
     n_parameters: int
     kv_layers: tuple[KvLayer, ...]
+    state_layers: tuple[StateLayer, ...] = ()
 
     @property
     def n_layers(self) -> int:
@@ -30,6 +31,11 @@ class ModelInfo(msgspec.Struct, frozen=True):
     def head_dim(self) -> int:
         """Width of a head; the same in all layers."""
         return self.kv_layers[0].head_dim
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a sequence's recurrent state takes, whatever its length."""
+        return sum(layer.nbytes for layer in self.state_layers)
 
     def kv_bytes_per_token(self, kv_dtype: str = "float16") -> int:
         """Bytes that one token leaves in a pool of the given type."""

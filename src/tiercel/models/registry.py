@@ -10,6 +10,7 @@ from tiercel.models.gemma3 import Gemma3
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.model import Model
 from tiercel.models.qwen import Qwen2, Qwen3
+from tiercel.models.qwen3_5 import Qwen3_5, Qwen3_5Multimodal
 from tiercel.models.qwen_moe import Qwen3Moe
 
 ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
@@ -23,6 +24,8 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "Qwen3MoeForCausalLM": Qwen3Moe,
         "DeepseekV2ForCausalLM": DeepseekV2,
         "DeepseekV3ForCausalLM": DeepseekV3,
+        "Qwen3_5ForCausalLM": Qwen3_5,
+        "Qwen3_5ForConditionalGeneration": Qwen3_5Multimodal,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -38,6 +41,8 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "deepseek_v2": "DeepseekV2ForCausalLM",
         "deepseek_v3": "DeepseekV3ForCausalLM",
+        "qwen3_5_text": "Qwen3_5ForCausalLM",
+        "qwen3_5": "Qwen3_5ForConditionalGeneration",
     }
 )
 

@@ -64,6 +64,8 @@ class _Lowering:
                 self._join_heads(op)
             elif op.op == "gated":
                 self._join([*op.inputs], op)
+            elif op.op == "short_conv":
+                self._join_recurrent(op)
         emit = {
             "embed": self._embed,
             "rms_norm": self._rms_norm,
@@ -78,6 +80,9 @@ class _Lowering:
             "experts": self._experts,
             "latent_attention": self._latent_attention,
             "sigmoid_gate": self._sigmoid_gate,
+            "short_conv": self._short_conv,
+            "delta_rule": self._delta_rule,
+            "gated_norm": self._gated_norm,
         }
         for op in self._program.ops:
             if op.output in self._absorbed:
@@ -86,7 +91,9 @@ class _Lowering:
                 raise self._refuse(op, "it is no part of an attention")
             emit[op.op](op)
         output = self._whole(self._program.output, self._program.ops[-1])
-        return Lowered(self._program.name, tuple(self._out), output, self._program.kv_layers)
+        return Lowered(
+            self._program.name, tuple(self._out), output, self._program.kv_layers, self._program.state_layers
+        )
 
     def _join_heads(self, op: OpCall) -> None:
         heads = (self._head(op.inputs[0]), self._head(op.inputs[1]), self._head(op.inputs[2]))
@@ -101,6 +108,23 @@ class _Lowering:
             if self._n_readers[call.output] != 1:
                 raise self._refuse(call, "more than one op reads it")
             self._absorbed.add(call.output)
+
+    def _join_recurrent(self, op: OpCall) -> None:
+        """Join a convolution's inputs, and with them what else of the layer is a linear of the same input."""
+        joined = list(op.inputs)
+        if len(joined) == 1 and (self._made_by[joined[0]].op != "linear" or self._n_readers[joined[0]] != 1):
+            return
+        source = self._made_by[joined[0]].inputs[:1]
+        for rule in self._program.ops:
+            if rule.op == "delta_rule" and rule.inputs[0] == op.output:
+                norms = [
+                    norm for norm in self._program.ops if norm.op == "gated_norm" and norm.inputs[0] == rule.output
+                ]
+                for value in (*(norm.inputs[1] for norm in norms), *rule.inputs[1:]):
+                    maker = self._made_by[value]
+                    if maker.op == "linear" and maker.inputs == source and self._n_readers[value] == 1:
+                        joined.append(value)
+        self._join(joined, op)
 
     def _head(self, value: Value) -> _Head:
         norm, rope, select = None, None, None
@@ -263,6 +287,46 @@ class _Lowering:
     def _sigmoid_gate(self, op: OpCall) -> None:
         x, gate = (self._whole(value, op) for value in op.inputs)
         self._out.append(low.SigmoidGate(x, gate, self._new(op.output)))
+
+    def _short_conv(self, op: OpCall) -> None:
+        n = len(op.inputs)
+        place = self._places[op.inputs[0]]
+        w = tuple(op.weights[f"w{i}"] for i in range(n))
+        bias = tuple(op.weights[f"bias{i}"] for i in range(n) if f"bias{i}" in op.weights)
+        width, layer = op.integer("width"), op.integer("layer")
+        self._out.append(
+            low.ShortConv(place.buffer, place.col, width, w, bias, op.word("act"), layer, self._new(op.output))
+        )
+
+    def _delta_rule(self, op: OpCall) -> None:
+        qkv = self._whole(op.inputs[0], op)
+        gate, beta = self._places[op.inputs[1]], self._places[op.inputs[2]]
+        self._out.append(
+            low.DeltaRule(
+                qkv,
+                gate.buffer,
+                gate.col,
+                beta.buffer,
+                beta.col,
+                op.integer("key_heads"),
+                op.integer("value_heads"),
+                op.integer("key_dim"),
+                op.integer("value_dim"),
+                op.real("lower_bound"),
+                op.weights["a_log"],
+                op.weights["dt_bias"],
+                op.real("eps"),
+                op.integer("layer"),
+                self._new(op.output),
+            )
+        )
+
+    def _gated_norm(self, op: OpCall) -> None:
+        x, z = self._whole(op.inputs[0], op), self._places[op.inputs[1]]
+        heads, w = op.integer("heads"), op.weights.get("w")
+        self._out.append(
+            low.GatedNorm(x, z.buffer, z.col, heads, w, op.real("eps"), op.word("act"), self._new(op.output))
+        )
 
     def _refuse(self, op: OpCall, why: str) -> UnsupportedModel:
         return UnsupportedModel(f"ops.lower: {self._program.name}: {op} has no native form: {why}")

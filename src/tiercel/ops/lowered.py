@@ -24,6 +24,9 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     LatentQuery  q, cos_sin?                y        y = of each head [q[:nope] @ w_key | q[nope:] rotated]
     LatentOut    x                          y        y = of each head x @ w_value transposed          [., H*v]
     SigmoidGate  x, gate                    y        y = x * sigmoid(gate)
+    ShortConv    x, state                   y        y = act(each channel's filter over the sequence), of C columns of x
+    DeltaRule    qkv, gate, beta, state     y        y = the gated delta rule's outputs                        [T, H*E]
+    GatedNorm    x, z                       y        y = norm of each head of x, or x, times act(columns of z)
 
 Rules, held by `Lowered.check`: a residual may be y itself (in place), and is not Q8; after RopeKv, columns H*D.. of the
 qkv buffer are not defined; the parts of a LinearGroup fill disjoint columns of y; a LinearGroup on Q8 has quantised
@@ -45,8 +48,9 @@ from tiercel.ops import costs
 from tiercel.ops.activations import broken_activation
 from tiercel.ops.costs import Cost
 from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
-from tiercel.ops.program import Constant, KvLayer, Weight, attr_text, constant_text
+from tiercel.ops.program import Constant, KvLayer, StateLayer, Weight, attr_text, constant_text
 from tiercel.ops.routing import Routing
+from tiercel.ops.vocabulary_recurrent import delta_rule
 
 
 class BufferKind(enum.StrEnum):
@@ -282,6 +286,55 @@ class SigmoidGate(msgspec.Struct, frozen=True, tag="sigmoid_gate"):
     y: Buffer
 
 
+class ShortConv(msgspec.Struct, frozen=True, tag="short_conv"):
+    """See the module's list; columns x_col .. x_col + y.width of x."""
+
+    kind: ClassVar[str] = "short_conv"
+    x: Buffer
+    x_col: int
+    width: int
+    w: tuple[Weight, ...]
+    bias: tuple[Weight, ...]
+    act: str
+    layer: int
+    y: Buffer
+
+
+class DeltaRule(msgspec.Struct, frozen=True, tag="delta_rule"):
+    """See the module's list; `gate` and `beta` begin at columns gate_col and beta_col of their buffers."""
+
+    kind: ClassVar[str] = "delta_rule"
+    qkv: Buffer
+    gate: Buffer
+    gate_col: int
+    beta: Buffer
+    beta_col: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    lower_bound: float
+    a_log: Weight
+    dt_bias: Weight
+    eps: float
+    layer: int
+    y: Buffer
+
+
+class GatedNorm(msgspec.Struct, frozen=True, tag="gated_norm"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "gated_norm"
+    x: Buffer
+    z: Buffer
+    z_col: int
+    heads: int
+    w: Weight | None
+    eps: float
+    act: str
+    y: Buffer
+
+
 NativeOp = (
     RopeTable
     | Embed
@@ -300,6 +353,9 @@ NativeOp = (
     | LatentQuery
     | LatentOut
     | SigmoidGate
+    | ShortConv
+    | DeltaRule
+    | GatedNorm
 )
 """Any op of a lowered program."""
 
@@ -324,6 +380,9 @@ _READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
         LatentQuery: ("q", "cos_sin"),
         LatentOut: ("x",),
         SigmoidGate: ("x", "gate"),
+        ShortConv: ("x",),
+        DeltaRule: ("qkv", "gate", "beta"),
+        GatedNorm: ("x", "z"),
     }
 )
 
@@ -346,6 +405,8 @@ def weights_of(op: NativeOp) -> tuple[Weight, ...]:
     """Return the weights that an op reads."""
     if isinstance(op, LinearGroup):
         return tuple(w for part in op.parts for w in (part.w, part.bias) if w is not None)
+    if isinstance(op, ShortConv):
+        return op.w + op.bias
     return tuple(v for name in op.__struct_fields__ if isinstance(v := getattr(op, name), Weight))
 
 
@@ -356,6 +417,7 @@ class Lowered(msgspec.Struct, frozen=True):
     ops: tuple[NativeOp, ...]
     output: Buffer
     kv_layers: tuple[KvLayer, ...]
+    state_layers: tuple[StateLayer, ...] = ()
 
     def buffers(self) -> tuple[Buffer, ...]:
         """Return each buffer once, in order of first writing."""
@@ -372,7 +434,7 @@ class Lowered(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Return the stable text form: one line an op."""
         lines = [f"lowered {self.name}"]
-        lines += [str(layer) for layer in self.kv_layers]
+        lines += [str(layer) for layer in (*self.kv_layers, *self.state_layers)]
         lines += [constant_text(constant) for constant in self.constants()]
         lines += [_line(op) for op in self.ops]
         return "\n".join([*lines, f"return {self.output}"]) + "\n"
@@ -419,6 +481,8 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
         families = (op.gate, op.up, op.down)
         each = [(w.n_weights // w.n_experts, w.nbytes // w.n_experts) for w in families]
         return costs.experts(m, op.gate.n_experts, op.route.width // 2, each, op.x.width, op.y.width)
+    if isinstance(op, DeltaRule):
+        return delta_rule(op.key_heads, op.value_heads, op.key_dim, op.value_dim, bounds, op.gate.width)
     n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
     per_column = {"norm": 4, "gated": 5, "quantize": 3, "rope_kv": 3, "softcap": 4, "add": 1, "embed": 1}
     return Cost(per_column.get(op.kind, 0) * m * writes(op).width, n_bytes)
@@ -472,6 +536,15 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield op.x.rows is Dim.TOKENS and y.rows is Dim.ROWS and op.x.width >= y.width, f"x {op.x.type_text}"
     elif isinstance(op, LatentKv | LatentQuery | LatentOut | SigmoidGate):
         yield from _latent_rules(op)
+    elif isinstance(op, ShortConv):
+        yield op.x_col + y.width <= op.x.width, f"x {op.x.type_text}, {y.width} channels from {op.x_col} on"
+        yield y.width * op.width == sum(w.n_weights for w in op.w), "w is no [channels, width]"
+    elif isinstance(op, DeltaRule):
+        fits = op.gate_col + op.dt_bias.n_weights <= op.gate.width and op.beta_col + op.value_heads <= op.beta.width
+        yield fits, f"gate {op.gate.type_text}, beta {op.beta.type_text}"
+        yield op.qkv.width == 2 * op.key_heads * op.key_dim + y.width, f"qkv {op.qkv.type_text}, y {y.type_text}"
+    elif isinstance(op, GatedNorm):
+        yield _alike(op.x, y) and op.z.rows is y.rows and op.z_col + y.width <= op.z.width, f"z {op.z.type_text}"
     elif isinstance(op, Add):
         yield op.x != op.y and _alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
     elif isinstance(op, Router):
@@ -538,6 +611,8 @@ def _line(op: NativeOp) -> str:
             continue
         if name == "parts":
             parts += [str(part) for part in value]
+        elif isinstance(value, tuple):
+            parts += [f"{name}={weight}" for weight in value]
         elif isinstance(value, Buffer | Constant) and name in ("x", "q", "qkv", "latents", "inv_freq"):
             parts.append(str(value))
         else:

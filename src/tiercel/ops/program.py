@@ -23,6 +23,8 @@ class Weight(msgspec.Struct, frozen=True):
 
     With `n_experts` it is that many tensors of one shape and format, one an expert, whose number stands for the `{}` in
     the name.
+
+    With `rows`, it is those rows of a matrix, and `shape` is theirs.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Weight(msgspec.Struct, frozen=True):
     format: Format
     plus_one: bool = False
     n_experts: int = 0
+    rows: tuple[int, int, int] | None = None  # (p, a, n): of each p rows of the tensor, n from the a-th on
 
     def each(self) -> "tuple[Weight, ...]":
         """Return the single tensors."""
@@ -37,6 +40,11 @@ class Weight(msgspec.Struct, frozen=True):
             return (self,)
         names = (self.name.replace("{}", str(e)) for e in range(self.n_experts))
         return tuple(Weight(name, self.shape, self.format, self.plus_one) for name in names)
+
+    @property
+    def key(self) -> str:
+        """What tells it from other weights, and other rows, of a checkpoint."""
+        return self.name if self.rows is None else "{}[{}:{}+{}]".format(self.name, *self.rows)
 
     @property
     def n_weights(self) -> int:
@@ -53,7 +61,7 @@ class Weight(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         extents = (f"{self.n_experts}x" if self.n_experts else "") + ",".join(map(str, self.shape))
-        return f"{self.name}{'+1' if self.plus_one else ''}({self.format}[{extents}])"
+        return f"{self.key}{'+1' if self.plus_one else ''}({self.format}[{extents}])"
 
 
 class Constant(msgspec.Struct, frozen=True):
@@ -136,6 +144,36 @@ class KvLayer(msgspec.Struct, frozen=True):
         return f"kv {self.index}: K={self.n_kv_heads} D={self.head_dim}{kept}"
 
 
+class StateLayer(msgspec.Struct, frozen=True):
+    """What one layer keeps of a sequence whatever its length: float32, zeros before its first token.
+
+    A convolution's last `conv_width` - 1 inputs of `conv_channels`, then `heads` matrices of `key_dim` by `value_dim`.
+    """
+
+    index: int
+    kind: str
+    conv_channels: int
+    conv_width: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def conv_bytes(self) -> int:
+        """Bytes of the convolution's window, on whole cache lines."""
+        return -(-4 * (self.conv_width - 1) * self.conv_channels // 64) * 64
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it; value columns are kept by sixteens."""
+        return self.conv_bytes + 4 * self.heads * self.key_dim * (-(-self.value_dim // 16) * 16)
+
+    def __str__(self) -> str:
+        conv = f" C={self.conv_channels} W={self.conv_width}" if self.conv_channels else ""
+        heads = f" H={self.heads} D={self.key_dim} E={self.value_dim}" if self.heads else ""
+        return f"state {self.index}: {self.kind}{conv}{heads}"
+
+
 class Program(msgspec.Struct, frozen=True):
     """A recorded step. `output` is the logits, [R, V]."""
 
@@ -143,6 +181,7 @@ class Program(msgspec.Struct, frozen=True):
     ops: tuple[OpCall, ...]
     output: Value
     kv_layers: tuple[KvLayer, ...]
+    state_layers: tuple[StateLayer, ...] = ()
 
     def constants(self) -> tuple[Constant, ...]:
         """Return each constant once, in order of use."""
@@ -155,7 +194,7 @@ class Program(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Return the stable text form."""
         lines = [f"program {self.name}"]
-        lines += [str(layer) for layer in self.kv_layers]
+        lines += [str(layer) for layer in (*self.kv_layers, *self.state_layers)]
         lines += [constant_text(constant) for constant in self.constants()]
         lines += [str(op) for op in self.ops]
         return "\n".join([*lines, f"return {self.output}"]) + "\n"

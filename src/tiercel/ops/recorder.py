@@ -21,6 +21,7 @@ from tiercel.ops.dims import Dim
 from tiercel.ops.program import Attr, Constant, KvLayer, OpCall, Program, Value, Weight
 from tiercel.ops.routing import Routing
 from tiercel.ops.vocabulary import VOCABULARY
+from tiercel.ops.vocabulary_recurrent import state_layers_of
 from tiercel.quant.formats import Format
 
 
@@ -83,9 +84,13 @@ class Recorder:
         w = replace(self.weight(weight), plus_one=plus_one)
         return self._record("rms_norm", (x,), {"w": w}, {"heads": heads, "eps": float(eps)})
 
-    def linear(self, x: Value, weight: str, *, bias: str | None = None) -> Value:
-        """Multiply by the transpose of a weight [N, K]."""
+    def linear(
+        self, x: Value, weight: str, *, bias: str | None = None, rows: tuple[int, int, int] | None = None
+    ) -> Value:
+        """Multiply by the transpose of a weight [N, K], or of `rows` of it: (p, a, n) is of each p rows n from a on."""
         w = self.weight(weight)
+        if rows is not None:
+            w = _rows_of(w, rows)
         rounds = self._compute_dtype is ComputeDtype.AUTO and w.format.is_quantized
         weights = {"w": w} if bias is None else {"w": w, "bias": self.weight(bias)}
         return self._record("linear", (x,), weights, {"act": "q8" if rounds else "f32"})
@@ -231,6 +236,44 @@ class Recorder:
                 )
         return replace(first, name=name, n_experts=n_experts)
 
+    def short_conv(
+        self, xs: Sequence[Value], weights: Sequence[str], *, layer: int, act: str, biases: Sequence[str] = ()
+    ) -> Value:
+        """Filter each channel of `xs`, side by side, over the sequence; the layer's state keeps the last inputs."""
+        named = {f"w{i}": self.weight(name) for i, name in enumerate(weights)}
+        named |= {f"bias{i}": self.weight(name) for i, name in enumerate(biases)}
+        return self._record(
+            "short_conv", tuple(xs), named, {"layer": layer, "width": named["w0"].shape[-1], "act": act}
+        )
+
+    def delta_rule(
+        self,
+        qkv: Value,
+        gate: Value,
+        beta: Value,
+        *,
+        a_log: str,
+        dt_bias: str,
+        layer: int,
+        key: tuple[int, int],
+        value: tuple[int, int],
+        lower_bound: float = 0.0,
+        eps: float = 1e-6,
+    ) -> Value:
+        """Walk each sequence's tokens through the gated delta rule; a `lower_bound` below 0 is its other gate.
+
+        `key` and `value` are a number of heads and a head's width.
+        """
+        attrs: dict[str, Attr] = {"layer": layer, "key_heads": key[0], "value_heads": value[0]}
+        attrs |= {"key_dim": key[1], "value_dim": value[1], "lower_bound": float(lower_bound), "eps": float(eps)}
+        weights = {"a_log": self.weight(a_log), "dt_bias": self.weight(dt_bias)}
+        return self._record("delta_rule", (qkv, gate, beta), weights, attrs)
+
+    def gated_norm(self, x: Value, z: Value, weight: str | None, *, heads: int, act: str, eps: float = 1.0) -> Value:
+        """Return each head's norm times act(z); without a weight, x * act(z)."""
+        weights = {} if weight is None else {"w": self.weight(weight)}
+        return self._record("gated_norm", (x, z), weights, {"heads": heads, "act": act, "eps": float(eps)})
+
     def format_of(self, weight: str) -> Format:
         """Return the format that a weight has in the checkpoint."""
         return self.weight(weight).format
@@ -252,7 +295,7 @@ class Recorder:
             ShapeError: the program breaks its own rules; see `Program.check`.
         """
         layers = tuple(sorted(self._kv_layers, key=lambda layer: layer.index))
-        program = Program(self._name, tuple(self._ops), output, layers)
+        program = Program(self._name, tuple(self._ops), output, layers, state_layers_of(self._ops))
         program.check()
         return program
 
@@ -270,3 +313,13 @@ class Recorder:
         value = Value(len(self._ops), rows, width)
         self._ops.append(replace(call, output=value))
         return value
+
+
+def _rows_of(w: Weight, rows: tuple[int, int, int]) -> Weight:
+    period, start, n = rows
+    if not (0 <= start < start + n <= period and w.shape[0] % period == 0):
+        raise ModelFileError(
+            f"models: tensor {w.name} has shape {list(w.shape)}; a multiple of {period} rows is needed, of which {n} "
+            f"from {start} on are used"
+        )
+    return replace(w, shape=(w.shape[0] // period * n, *w.shape[1:]), rows=rows)

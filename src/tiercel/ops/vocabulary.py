@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from tiercel.base.errors import ShapeError
-from tiercel.ops import costs, reference_latent, reference_moe, vocabulary_latent, vocabulary_moe
+from tiercel.ops import costs, reference_latent, reference_moe, reference_recurrent, vocabulary_latent, vocabulary_moe
 from tiercel.ops import reference as definitions
+from tiercel.ops import vocabulary_recurrent as recurrent
 from tiercel.ops.activations import broken_activation
 from tiercel.ops.costs import Cost
 from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
@@ -206,8 +207,31 @@ _SPECS = (
         _row_cost(5),
     ),
 )
+_RECURRENT_SPECS = (
+    OpSpec(
+        "short_conv",
+        "x0, x1.. [T,C_i], w_i [C_i,W], bias_i [C_i] -> [T,sum C_i]: each channel's causal filter; keeps W - 1 inputs",
+        lambda call: recurrent.short_conv_shape(call, _need),
+        reference_recurrent.short_conv,
+        recurrent.short_conv_cost,
+    ),
+    OpSpec(
+        "delta_rule",
+        "qkv [T,2*K*D+H*E], gate [T,H or H*D], beta [T,H], a_log, dt_bias -> [T,H*E]; keeps H states of D by E",
+        lambda call: recurrent.delta_rule_shape(call, _need),
+        reference_recurrent.delta_rule,
+        recurrent.delta_rule_cost,
+    ),
+    OpSpec(
+        "gated_norm",
+        "x, z [.,heads*n], w [n] -> like x: each head's norm (with w) times act(z)",
+        lambda call: recurrent.gated_norm_shape(call, _need),
+        reference_recurrent.gated_norm,
+        _row_cost(6),
+    ),
+)
 
-VOCABULARY: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
+VOCABULARY: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in (*_SPECS, *_RECURRENT_SPECS)})
 """Op name -> its spec."""
 
 

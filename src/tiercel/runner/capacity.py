@@ -20,6 +20,7 @@ class Capacity(msgspec.Struct, frozen=True):
     n_pages: int
     max_len_tokens: int
     max_num_seqs: int
+    state_bytes: int = 0  # of one sequence, whatever its length; every slot has it beside the pool
 
     @property
     def n_tokens(self) -> int:
@@ -43,12 +44,26 @@ class Capacity(msgspec.Struct, frozen=True):
             f"({self.page_bytes / 1024:.0f} KiB each, {self.n_pages * self.page_bytes / _MIB:,.0f} MiB), "
             f"{self.n_tokens:,} tokens; "
             f"{self.n_full_sequences:.2f} requests of {self.max_len_tokens:,} tokens fit at once"
+        ) + self._describe_state()
+
+    def _describe_state(self) -> str:
+        if not self.state_bytes:
+            return ""
+        total = self.max_num_seqs * self.state_bytes / _MIB
+        return (
+            f"; recurrent state: {self.state_bytes / _MIB:,.2f} MiB a sequence, {total:,.0f} MiB for "
+            f"{self.max_num_seqs}; prefix caching is off, as states are not kept"
         )
 
 
 def pages_for(n_tokens: int, page_size_tokens: int) -> int:
     """Return how many pages hold `n_tokens`."""
     return -(-n_tokens // page_size_tokens)
+
+
+def slots_for(state_bytes: int, wanted: int, available_bytes: int) -> int:
+    """Return how many sequences may be computed together, when nobody says: their states take an eighth of memory."""
+    return wanted if state_bytes == 0 else max(1, min(wanted, available_bytes // 8 // state_bytes))
 
 
 def plan(
@@ -60,12 +75,13 @@ def plan(
     max_num_seqs: int,
     pool_bytes: int | None,
     available_bytes: int,
+    state_bytes: int = 0,
 ) -> Capacity:
     """Choose the pool's size and the longest sequence.
 
     `max_model_len` None means the model's own length, or the largest that fits if memory is short; -1 asks for the
     largest that fits. `pool_bytes` None means enough for `max_num_seqs` full sequences, but at most a quarter of
-    `available_bytes`.
+    `available_bytes`. Each of `max_num_seqs` slots takes `state_bytes` of memory first.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -82,13 +98,18 @@ def plan(
             f"max_model_len: got {max_model_len}; the model's own limit is {model_len_tokens} tokens; "
             "lower it to that or leave it out"
         )
+    available_bytes -= state_bytes * max_num_seqs
+    if available_bytes < 0:
+        raise OutOfPages(
+            f"recurrent state: {max_num_seqs} sequences of {state_bytes / _MIB:,.2f} MiB each; "
+            f"{(available_bytes + state_bytes * max_num_seqs) / _MIB:,.0f} MiB of memory are free; lower max_num_seqs"
+        )
     page_bytes = kv_token_bytes * page_size_tokens
     len_tokens = model_len_tokens if max_model_len in (None, -1) else max_model_len
     assert len_tokens is not None
     if page_bytes == 0:
-        return Capacity(
-            page_size_tokens, 0, max_num_seqs * pages_for(len_tokens, page_size_tokens), len_tokens, max_num_seqs
-        )
+        n_pages = max_num_seqs * pages_for(len_tokens, page_size_tokens)
+        return Capacity(page_size_tokens, 0, n_pages, len_tokens, max_num_seqs, state_bytes)
     wanted = max_num_seqs * pages_for(len_tokens, page_size_tokens)
     if pool_bytes is not None:
         n_pages, limit_name = min(wanted, pool_bytes // page_bytes), "kv_cache_memory_bytes"
@@ -113,4 +134,4 @@ def plan(
                 f"{shorter}give more memory"
             )
         len_tokens = n_pages * page_size_tokens
-    return Capacity(page_size_tokens, page_bytes, min(n_pages, wanted), len_tokens, max_num_seqs)
+    return Capacity(page_size_tokens, page_bytes, min(n_pages, wanted), len_tokens, max_num_seqs, state_bytes)

@@ -104,7 +104,7 @@ def kept_of(
         tensors.append(KeptTensor(tensor.name, tensor.shape, str(tensor.format), entry.start, entry.nbytes, row_order))
     jobs = {}
     for weight in packed:
-        if checkpoint.tensors[weight.name].format is not weight.format:
+        if checkpoint.tensors[weight.name].format is not weight.format or weight.rows is not None:
             return None
         code, k = FORMAT_CODES[weight.format], weight.shape[1]
         jobs[weight.name] = (code, weight.format.nbytes(k), k, expand_to_f32 and weight.format.is_quantized)

@@ -100,7 +100,10 @@ class NativeRunner:
             max_rows=settings.max_logits_rows,
             # Pinned only when the team fills what it may use: else two teams would fight for the first processors.
             cpus=cpus if settings.n_threads == len(cpus) else [],
+            state_slot_bytes=sum(layer.nbytes for layer in program.state_layers),
         )
+        # Where each slot's state stands; None for models without any.
+        self._next_start = [0] * capacity.max_num_seqs if program.state_layers else None
         self._limits = RunnerLimits(
             n_slots=capacity.max_num_seqs,
             max_len_tokens=capacity.max_len_tokens,
@@ -147,6 +150,8 @@ class NativeRunner:
 
     def submit(self, plan: StepPlan) -> None:
         """See `Runner.submit`."""
+        if self._next_start is not None:
+            self._check_starts(plan, self._next_start)
         try:
             self._runner.submit(
                 plan.step_id,
@@ -160,6 +165,18 @@ class NativeRunner:
             )
         except ValueError as error:
             raise ShapeError(f"runner.submit: step {plan.step_id}: {error}") from error
+        if self._next_start is not None:
+            for slot, start, n in zip(plan.seq_slot, plan.seq_start, plan.seq_tokens, strict=True):
+                self._next_start[slot] = int(start) + int(n)
+
+    def _check_starts(self, plan: StepPlan, next_start: list[int]) -> None:
+        """Refuse a step that begins neither where the one before ended nor at 0: a state has no positions."""
+        for slot, start in zip(plan.seq_slot, plan.seq_start, strict=True):
+            if start != 0 and 0 <= slot < len(next_start) and start != next_start[slot]:
+                raise ShapeError(
+                    f"runner.submit: step {plan.step_id}: slot {slot} starts at {start}; its recurrent state stands at "
+                    f"{next_start[slot]}; start there, or at 0"
+                )
 
     def set_masks(self, step_id: int, masks: "np.ndarray") -> None:
         """See `Runner.set_masks`."""
@@ -216,12 +233,30 @@ def matrices_of(program: ops.Lowered) -> list[Weight]:
     found: dict[str, Weight] = {}
     for op in program.ops:
         if isinstance(op, ops.Embed):
-            found[op.w.name] = op.w
+            found[op.w.key] = op.w
         elif isinstance(op, ops.LinearGroup):
-            found.update((part.w.name, part.w) for part in op.parts)
+            found.update((part.w.key, part.w) for part in op.parts)
         elif isinstance(op, ops.Experts):
-            found.update((one.name, one) for w in (op.gate, op.up, op.down) for one in w.each())
+            found.update((one.key, one) for w in (op.gate, op.up, op.down) for one in w.each())
     return list(found.values())
+
+
+def state_offsets(program: ops.Lowered) -> dict[int, tuple[int, int]]:
+    """Return for each layer with state where in a slot's its window and its matrices begin, in bytes."""
+    offsets, end = {}, 0
+    for layer in program.state_layers:
+        offsets[layer.index] = (end, end + layer.conv_bytes)
+        end += layer.nbytes
+    return offsets
+
+
+def _at_column(place: tuple[int, int], column: int) -> tuple[int, int]:
+    return place[0] + 4 * column, place[1]
+
+
+def _taps_first(w: "array[float]", width: int) -> "array[float]":
+    """Return filters [C, W] as [W, C]."""
+    return sum((w[j::width] for j in range(width)), array("f"))
 
 
 class _Lowering:
@@ -233,6 +268,8 @@ class _Lowering:
         self._weights = weights
 
     def run(self, program: ops.Lowered) -> None:
+        self._kv_at = {layer.index: i for i, layer in enumerate(program.kv_layers)}
+        self._state_at = state_offsets(program)
         for op in program.ops:
             getattr(self, f"_{op.kind}")(op)
 
@@ -290,7 +327,7 @@ class _Lowering:
             op.eps,
             self._maybe_at(op.cos_sin),
             0 if op.cos_sin is None else op.cos_sin.width // 2,
-            op.layer,
+            self._kv_at[op.layer],
         )
 
     def _attention(self, op: ops.Attention) -> None:
@@ -304,7 +341,7 @@ class _Lowering:
             op.scale,
             op.window,
             op.softcap,
-            op.layer,
+            self._kv_at[op.layer],
             None if op.sinks is None else self._weights.vector(op.sinks),
             op.latent_values,
         )
@@ -318,7 +355,7 @@ class _Lowering:
             op.eps,
             self._maybe_at(op.cos_sin),
             op.interleaved,
-            op.layer,
+            self._kv_at[op.layer],
         )
 
     def _latent_query(self, op: ops.LatentQuery) -> None:
@@ -360,6 +397,47 @@ class _Lowering:
 
     def _softcap(self, op: ops.Softcap) -> None:
         self._to.softcap(op.x.rows is Dim.ROWS, self._at(op.x), op.x.width, op.cap)
+
+    def _short_conv(self, op: ops.ShortConv) -> None:
+        w = [self._weights.vector(w) for w in op.w]
+        bias = [self._weights.vector(b) for b in op.bias]
+        self._to.short_conv(
+            _at_column(self._at(op.x), op.x_col),
+            op.y.width,
+            op.width,
+            _taps_first(sum(w, array("f")), op.width),
+            sum(bias, array("f")) if bias else None,
+            op.act == "silu",
+            self._at(op.y),
+            self._state_at[op.layer][0],
+        )
+
+    def _delta_rule(self, op: ops.DeltaRule) -> None:
+        self._to.delta_rule(
+            self._at(op.qkv),
+            _at_column(self._at(op.gate), op.gate_col),
+            _at_column(self._at(op.beta), op.beta_col),
+            (op.key_heads, op.value_heads, op.key_dim, op.value_dim),
+            op.lower_bound,
+            self._weights.vector(op.a_log),
+            self._weights.vector(op.dt_bias),
+            op.eps,
+            self._at(op.y),
+            self._state_at[op.layer][1],
+        )
+
+    def _gated_norm(self, op: ops.GatedNorm) -> None:
+        self._to.gated_norm(
+            op.y.rows is Dim.ROWS,
+            self._at(op.x),
+            _at_column(self._at(op.z), op.z_col),
+            op.heads,
+            op.y.width // op.heads,
+            None if op.w is None else self._weights.vector(op.w),
+            op.eps,
+            op.act == "sigmoid",
+            self._at(op.y),
+        )
 
     def _add(self, op: ops.Add) -> None:
         self._to.add(op.x.rows is Dim.ROWS, self._at(op.x), self._at(op.y), op.x.width)

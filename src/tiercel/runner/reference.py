@@ -8,7 +8,7 @@ State: the keys and values of each sequence. Invariant (`check`): all layers of 
 tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from tiercel.ops import lowered as low
 from tiercel.ops import reference as ref
 from tiercel.ops import reference_latent as latent
 from tiercel.ops import reference_moe as moe
+from tiercel.ops import reference_recurrent as rec
 from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
 from tiercel.ops.lowered import Buffer, BufferKind, Lowered
 from tiercel.ops.place import Placement, packed_row_bytes, place
@@ -60,11 +61,35 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Kept:
-    """One sequence's keys and values, [tokens, K, D] a layer."""
+    """One sequence's keys and values, [tokens, K, D] a layer, and its recurrent state."""
 
     n_tokens: int = 0
     keys: dict[int, Floats] = field(default_factory=dict)
     values: dict[int, Floats] = field(default_factory=dict)
+    windows: dict[int, Floats] = field(default_factory=dict)  # of convolutions, [W - 1, C]
+    states: dict[int, Floats] = field(default_factory=dict)  # of delta rules, [H, D, E]
+
+
+@dataclass(frozen=True, slots=True)
+class _RuleSizes:
+    """What a delta rule's recorded and its lowered form say alike."""
+
+    layer: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    lower_bound: float
+    eps: float
+    weights: tuple[Weight, Weight]
+
+    @classmethod
+    def of(cls, op: OpCall | low.DeltaRule) -> "_RuleSizes":
+        if isinstance(op, low.DeltaRule):
+            sizes = (op.layer, op.key_heads, op.value_heads, op.key_dim)
+            return cls(*sizes, op.lower_bound, op.eps, (op.a_log, op.dt_bias))
+        layer, key_heads, value_heads, key_dim = map(op.integer, ("layer", "key_heads", "value_heads", "key_dim"))
+        named = (op.weights["a_log"], op.weights["dt_bias"])
+        return cls(layer, key_heads, value_heads, key_dim, op.real("lower_bound"), op.real("eps"), named)
 
 
 class ReferenceExecutor:
@@ -92,7 +117,7 @@ class ReferenceExecutor:
             self._placement = place(program, Bounds(max_tokens, max_tokens, max_tokens), reuse=reuse_buffers)
         for weight in program.weights():
             got = weights[weight.name].shape
-            if got != weight.shape:
+            if (got if weight.rows is None else (_row_mask(weight.rows, got[0]).sum(), *got[1:])) != weight.shape:
                 raise ShapeError(f"runner.reference: {weight.name} has shape {list(got)}; {weight} is needed")
 
     def step(self, chunks: Sequence[Chunk]) -> Floats:
@@ -129,7 +154,8 @@ class ReferenceExecutor:
         n_layers = len(self._program.kv_layers)
         for sequence, kept in self._sequences.items():
             lengths = {len(a) for store in (kept.keys, kept.values) for a in store.values()}
-            if kept.n_tokens and (lengths != {kept.n_tokens} or len(kept.keys) != n_layers):
+            wanted = {kept.n_tokens} if n_layers else set()
+            if kept.n_tokens and (lengths != wanted or len(kept.keys) != n_layers):
                 raise ShapeError(
                     f"runner.reference: sequence {sequence} has {kept.n_tokens} tokens, layers have {lengths}"
                 )
@@ -166,6 +192,8 @@ class ReferenceExecutor:
     def weight(self, weight: Weight) -> Floats:
         """Return a weight's values as an op uses them."""
         stored = self._weights[weight.name]
+        if weight.rows is not None:
+            stored = stored[_row_mask(weight.rows, len(stored))]
         return np.asarray(stored + np.float32(1.0), np.float32) if weight.plus_one else stored
 
     def family(self, weight: Weight) -> Floats:
@@ -198,8 +226,9 @@ class ReferenceExecutor:
             own = slice(rows.starts[i], rows.starts[i + 1])
             keys, values = kept.keys[layer], kept.values[layer]
             start = rows.first_positions[i]
-            limits = {"scale": scale, "window": window, "softcap": softcap}
-            y[own] = ref.attention(q[own], keys, values, start=start, sinks=sinks, **limits)
+            y[own] = ref.attention(
+                q[own], keys, values, start=start, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
         return y
 
     def _latent_attention(self, op: OpCall, inputs: Sequence[Floats], rows: _Rows) -> Floats:
@@ -224,6 +253,37 @@ class ReferenceExecutor:
                 -1, y.shape[1]
             )
         return y
+
+    def convolve(self, layer: int, rows: _Rows, x: Floats, w: Floats, bias: Floats | None, act: str) -> Floats:
+        """Filter each sequence's rows of x [T, C] after those that the layer kept of it."""
+        y = np.empty_like(x)
+        for i, own, kept in self._sequences_of(rows):
+            window = kept.windows.get(layer)
+            if rows.first_positions[i] == 0 or window is None:
+                window = np.zeros((w.shape[1] - 1, x.shape[1]), np.float32)
+            y[own], kept.windows[layer] = rec.short_conv(x[own], w, bias, act, window)
+        return y
+
+    def recur(self, op: OpCall | low.DeltaRule, rows: _Rows, qkv: Floats, gate: Floats, beta: Floats) -> Floats:
+        """Walk each sequence's rows through a delta rule, from the state that the layer kept of it."""
+        h = _RuleSizes.of(op)
+        a_log, dt_bias = (np.asarray(self.weight(w)) for w in h.weights)
+        q, k, v = np.split(qkv, [h.key_heads * h.key_dim, 2 * h.key_heads * h.key_dim], axis=1)
+        q, k, v = _heads(q, h.key_heads), _heads(k, h.key_heads), _heads(v, h.value_heads)
+        if gate.shape[1] != h.value_heads:
+            gate, dt_bias = _heads(gate, h.value_heads), dt_bias.reshape(h.value_heads, h.key_dim)
+        decay = rec.log_decay(gate, a_log.reshape(-1), dt_bias, h.lower_bound)
+        y = np.empty_like(v)
+        for i, own, kept in self._sequences_of(rows):
+            state = kept.states.get(h.layer)
+            if rows.first_positions[i] == 0 or state is None:
+                state = np.zeros((h.value_heads, h.key_dim, v.shape[2]), np.float32)
+            y[own], kept.states[h.layer] = rec.delta_rule(q[own], k[own], v[own], decay[own], beta[own], state, h.eps)
+        return y.reshape(len(v), -1)
+
+    def _sequences_of(self, rows: _Rows) -> Iterator[tuple[int, slice, _Kept]]:
+        for i, sequence in enumerate(rows.sequences):
+            yield i, slice(rows.starts[i], rows.starts[i + 1]), self._sequences[sequence]
 
     def _run_recorded(self, program: Program, rows: _Rows) -> Floats:
         values: dict[Value, Floats] = {}
@@ -274,6 +334,17 @@ class ReferenceExecutor:
                 return self._latent_attention(op, inputs, rows)
             case "sigmoid_gate":
                 return latent.sigmoid_gate(inputs[0], inputs[1])
+            case "short_conv":
+                n = len(inputs)
+                w = np.concatenate([weights[f"w{i}"].reshape(inputs[i].shape[1], -1) for i in range(n)])
+                bias = np.concatenate([weights[f"bias{i}"] for i in range(n)]) if "bias0" in weights else None
+                return self.convolve(op.integer("layer"), rows, np.concatenate(inputs, 1), w, bias, op.word("act"))
+            case "delta_rule":
+                return self.recur(op, rows, *inputs)
+            case "gated_norm":
+                x, z = (_heads(value, op.integer("heads")) for value in inputs)
+                y = rec.gated_norm(x, z, weights.get("w"), op.real("eps"), op.word("act"))
+                return y.reshape(inputs[0].shape)
         raise AssertionError(f"op {op.op} is in the vocabulary and not in the reference executor")
 
 
@@ -347,6 +418,20 @@ class _ArenaStep:
                 self._write(op.y, y.reshape(len(y), op.y.width))
             case low.SigmoidGate():
                 self._write(op.y, latent.sigmoid_gate(self._floats(op.x), self._floats(op.gate)))
+            case low.ShortConv():
+                x = self._floats(op.x)[:, op.x_col : op.x_col + op.y.width]
+                w = np.concatenate([store.weight(w).reshape(-1, op.width) for w in op.w])
+                bias = np.concatenate([store.weight(b) for b in op.bias]) if op.bias else None
+                self._write(op.y, store.convolve(op.layer, rows, x, w, bias, op.act))
+            case low.DeltaRule():
+                gate = self._floats(op.gate)[:, op.gate_col : op.gate_col + op.dt_bias.n_weights]
+                beta = self._floats(op.beta)[:, op.beta_col : op.beta_col + op.value_heads]
+                self._write(op.y, store.recur(op, rows, self._floats(op.qkv), gate, beta))
+            case low.GatedNorm():
+                x, z = self._floats(op.x), self._floats(op.z)[:, op.z_col : op.z_col + op.y.width]
+                scale = None if op.w is None else store.weight(op.w)
+                y = rec.gated_norm(_heads(x, op.heads), _heads(z, op.heads), scale, op.eps, op.act)
+                self._write(op.y, y.reshape(x.shape))
 
     def _experts(self, op: low.Experts) -> None:
         families = (op.gate, op.up, op.down, op.gate_bias, op.up_bias, op.down_bias)
@@ -419,3 +504,9 @@ class _ArenaStep:
 
 def _heads(x: Floats, n: int) -> Floats:
     return x.reshape(len(x), n, x.shape[1] // n)
+
+
+def _row_mask(rows: tuple[int, int, int], n: int) -> npt.NDArray[np.bool_]:
+    period, start, count = rows
+    at = np.arange(n) % period
+    return (at >= start) & (at < start + count)

@@ -61,23 +61,23 @@ class PackedWeightStore:
 
     def matrix(self, weight: Weight) -> _native.PackedMatrix:
         """Return the weight as tiles, packing it on first use; a format other than the file's means quantise it now."""
-        if weight.name not in self._packed:
+        if weight.key not in self._packed:
             self.pack_all([weight])
-        return self._packed[weight.name]
+        return self._packed[weight.key]
 
     def pack_all(self, weights: Iterable[Weight]) -> None:
         """Pack those of the matrices that are not yet packed, on all threads, the largest first.
 
         Raises: the first error of any matrix.
         """
-        todo = {w.name: w for w in weights if w.name not in self._packed}
+        todo = {w.key: w for w in weights if w.key not in self._packed}
         ready: list[Weight] = []
         unlike: list[Weight] = []
         for weight in sorted(todo.values(), key=lambda w: w.nbytes, reverse=True):
             (ready if self._tensors[weight.name].format == weight.format else unlike).append(weight)
         jobs = [self._job(weight) for weight in ready]
         packing = _native.Packing(jobs, self._arena, self._n_threads - 1, self._releases)
-        self._packed.update(zip((w.name for w in ready), packing.join(), strict=True))
+        self._packed.update(zip((w.key for w in ready), packing.join(), strict=True))
         self._quantize_all(unlike)
 
     def vector(self, weight: Weight) -> "array[float]":
@@ -118,10 +118,13 @@ class PackedWeightStore:
         import numpy as np
 
         tensor = self._tensors[weight.name]
-        n, k = weight.shape
-        rows = tensor.data.reshape(n, tensor.format.nbytes(k))
+        k = weight.shape[1]
+        rows = tensor.data.reshape(-1, tensor.format.nbytes(k))
         given = tensor.row_permutation
         order = None if given is None else np.ascontiguousarray(given, dtype=np.int32)
+        if weight.rows is not None:
+            found = _row_ids(weight.rows, len(rows))
+            order = np.ascontiguousarray(found if order is None else order[found], dtype=np.int32)
         return FORMAT_CODES[weight.format], rows, k, order, self._is_expanded(weight)
 
     def _is_expanded(self, weight: Weight) -> bool:
@@ -138,7 +141,7 @@ class PackedWeightStore:
             try:
                 while not errors:
                     weight = waiting.get_nowait()
-                    self._packed[weight.name] = self._quantize(weight)
+                    self._packed[weight.key] = self._quantize(weight)
             except Empty:
                 return
             except BaseException as error:  # noqa: BLE001 a thread's boundary: raised again below
@@ -171,6 +174,8 @@ class PackedWeightStore:
         n, k = weight.shape
         out = np.empty((n, weight.format.nbytes(k)), np.uint8)
         stored = tensor.rows()
+        if weight.rows is not None:
+            stored = stored[_row_ids(weight.rows, len(stored))]
         for first in range(0, n, _QUANTIZE_ROWS):
             part = stored[first : first + _QUANTIZE_ROWS]
             values = Tensor(
@@ -178,3 +183,11 @@ class PackedWeightStore:
             ).float32()
             out[first : first + len(part)] = quantize(values, weight.format)
         return out
+
+
+def _row_ids(rows: tuple[int, int, int], n: int) -> "npt.NDArray[np.intp]":
+    """Return the rows, of n, that `Weight.rows` names."""
+    import numpy as np
+
+    period, start, count = rows
+    return (np.arange(0, n, period)[:, None] + np.arange(start, start + count)).reshape(-1)

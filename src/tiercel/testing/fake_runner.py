@@ -272,7 +272,9 @@ class FakeRunner:
                 rows.append((s, position, sampled, value))
             elif plan.seq_scores[s]:
                 following = row.tokens[position + 1]
-                assert following is not None or not self._is_strict, f"fake: token {position + 1} is scored and not known"
+                assert following is not None or not self._is_strict, (
+                    f"fake: token {position + 1} is scored and not known"
+                )
                 rows.append((s, position, -1 if has_nan else following or 0, value))
         return rows
 

@@ -223,7 +223,8 @@ def test_norm_weights_that_include_the_one_get_no_second():
     assert not any(w.plus_one for w in included.weights())
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+# Those that see have their text part in a config of its own.
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if not name.endswith("ConditionalGeneration")])
 def test_a_program_reads_exactly_the_expected_weights(architecture):
     model = build_model(config(architecture))
     program = model.record(tensors(model))

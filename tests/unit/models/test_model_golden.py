@@ -50,6 +50,19 @@ CASES = {
             "final_logit_softcapping": 30.0,
         },
     ),
+    "qwen3_5_q8_0": (
+        "Qwen3_5ForCausalLM",
+        Format.Q8_0,
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+        },
+    ),
 }
 
 
@@ -58,7 +71,7 @@ def texts(case):
     model = build_model({"architectures": [architecture], **SIZES, **more})
 
     def format_of(name, shape):
-        if len(shape) == 1:
+        if len(shape) != 2:
             return Format.F32
         return Format.F16 if "mixed" in case and "v_proj" in name else format
 

@@ -19,6 +19,10 @@ SHAPES = {
     "bias": (64,),
     **{f"{name}.{e}": (96, 64) for name in ("gate", "up") for e in range(16)},
     **{f"down.{e}": (64, 96) for e in range(16)},
+    "filters": (64, 1, 4),
+    "one": (1, 64),
+    "of_one": (1,),
+    "wide": (64, 32),
 }
 FORMATS = {name: Format.Q4_1 if len(shape) == 2 else Format.F32 for name, shape in SHAPES.items()}
 
@@ -146,6 +150,12 @@ def test_two_attentions_cannot_share_a_layer():
 def test_every_op_has_a_tolerance_and_a_cost():
     rec, x = tiny()
     gated = rec.gated(rec.linear(x, "square"), rec.linear(x, "square"), "silu")
+    mixed = rec.short_conv([rec.linear(x, "square")], ["filters"], layer=1, act="silu")
+    gates = (rec.linear(x, "one"), rec.linear(x, "one"))
+    sizes = {"key": (1, 16), "value": (1, 32)}
+    y = rec.delta_rule(mixed, *gates, a_log="of_one", dt_bias="of_one", layer=1, **sizes)
+    y = rec.gated_norm(y, rec.linear(x, "narrow"), None, heads=1, act="silu")
+    x = rec.linear(y, "wide")
     mixed = mixture(rec, rec.add(x, gated))
     program = rec.finish(rec.softcap(rec.linear(rec.select_rows(mixed), "head"), 30.0))
     assert {op.op for op in program.ops} == set(VOCABULARY)

@@ -1,0 +1,103 @@
+"""The ops of recurrent layers: contracts and costs; `ops.vocabulary` has them in its list."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from tiercel.base.errors import ShapeError
+from tiercel.ops import costs
+from tiercel.ops.costs import F32_BYTES, Cost
+from tiercel.ops.dims import Bounds, Dim
+from tiercel.ops.program import OpCall, StateLayer
+
+Need = Callable[[bool, OpCall, str, str], None]
+
+
+def short_conv_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
+    """Check a short convolution: one filter of `width` taps for each channel of its inputs, side by side."""
+    width, n = call.integer("width"), len(call.inputs)
+    for i, x in enumerate(call.inputs):
+        w, bias = call.weights[f"w{i}"], call.weights.get(f"bias{i}")
+        fits = prod(w.shape) == x.width * width and w.shape[0] == x.width and w.shape[-1] == width
+        need(fits, call, f"x width {x.width}, w {list(w.shape)}", f"w [{x.width}, {width}]")
+        need(bias is None or bias.shape == (x.width,), call, f"bias {bias}", f"bias [{x.width}]")
+        need(x.rows is Dim.TOKENS, call, f"rows {x.rows}", "rows T")
+    has_all = len({f"bias{i}" in call.weights for i in range(n)}) == 1
+    need(n >= 1 and width >= 1 and has_all, call, f"{n} inputs of width {width}", "one or more, all with bias or none")
+    need(call.word("act") in ("silu", "none"), call, f"act {call.word('act')!r}", "silu or none")
+    return Dim.TOKENS, sum(x.width for x in call.inputs)
+
+
+def delta_rule_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
+    """Check a delta rule; a gate as wide as all heads' keys has one decay a key channel."""
+    qkv, gate, beta = call.inputs
+    n_key, n_value, d, e = _heads(call)
+    fits = min(n_key, n_value, d, e) >= 1 and n_value % n_key == 0 and qkv.width == 2 * n_key * d + n_value * e
+    got = f"qkv width {qkv.width}, key_heads {n_key} of {d}, value_heads {n_value} of {e}"
+    need(fits, call, got, "2*K*D + H*E with H a multiple of K")
+    a_log, dt_bias = call.weights["a_log"], call.weights["dt_bias"]
+    fits = gate.width in (n_value, n_value * d) and beta.width == n_value
+    need(fits, call, f"gate width {gate.width}, beta width {beta.width}", "gate H or H*D, beta H")
+    fits = prod(a_log.shape) == n_value and prod(dt_bias.shape) == gate.width
+    need(fits, call, f"a_log {list(a_log.shape)}, dt_bias {list(dt_bias.shape)}", f"[{n_value}], [{gate.width}]")
+    need(call.real("lower_bound") <= 0.0, call, f"lower_bound {call.real('lower_bound')}", "lower_bound <= 0")
+    need(all(x.rows is Dim.TOKENS for x in call.inputs), call, "rows of logits", "rows T")
+    return Dim.TOKENS, n_value * e
+
+
+def gated_norm_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
+    """Check a gated norm; without w nothing is normalised."""
+    x, z = call.inputs
+    heads, w = call.integer("heads"), call.weights.get("w")
+    need(x.width == z.width and x.rows is z.rows, call, f"widths {x.width}, {z.width}", "equal shapes")
+    fits = heads >= 1 and x.width % heads == 0 and (w is None or w.shape == (x.width // heads,))
+    need(fits, call, f"x width {x.width}, heads {heads}, w {list(w.shape) if w else 'none'}", "w [width / heads]")
+    need(call.word("act") in ("silu", "sigmoid"), call, f"act {call.word('act')!r}", "silu or sigmoid")
+    return x.rows, x.width
+
+
+def short_conv_cost(call: OpCall, bounds: Bounds) -> Cost:
+    """Rows in and out, and each sequence's window read and written."""
+    channels, width = call.output.width, call.integer("width")
+    windows = bounds.n_sequences * 2 * F32_BYTES * (width - 1) * channels
+    return costs.rows(bounds.n_tokens, channels, channels, 2 * width + 4) + Cost(0, windows)
+
+
+def delta_rule_cost(call: OpCall, bounds: Bounds) -> Cost:
+    """Rows in and out, and each sequence's state read and written."""
+    n_key, n_value, d, e = _heads(call)
+    return delta_rule(n_key, n_value, d, e, bounds, call.inputs[1].width)
+
+
+def delta_rule(n_key: int, n_value: int, d: int, e: int, bounds: Bounds, gate_width: int) -> Cost:
+    """Return the cost of a step: seven operations an element of the state and token."""
+    rows = bounds.n_tokens * F32_BYTES * (2 * n_key * d + 2 * n_value * e + gate_width + n_value)
+    states = bounds.n_sequences * 2 * F32_BYTES * n_value * d * e
+    return Cost(7 * bounds.n_tokens * n_value * d * e, rows + states)
+
+
+def state_layers_of(ops: Sequence[OpCall]) -> tuple[StateLayer, ...]:
+    """Return what the ops keep of each sequence, a layer each.
+
+    Raises:
+        ShapeError: two ops of one kind are of one layer.
+    """
+    found: dict[int, dict[str, OpCall]] = {}
+    for op in ops:
+        if op.op in ("short_conv", "delta_rule"):
+            layer = found.setdefault(op.integer("layer"), {})
+            if op.op in layer:
+                raise ShapeError(
+                    f"ops.program: {op} is the second {op.op} of layer {op.integer('layer')}; one is needed"
+                )
+            layer[op.op] = op
+    layers = []
+    for index, kept in sorted(found.items()):
+        conv, rule = kept.get("short_conv"), kept.get("delta_rule")
+        channels, width = (conv.output.width, conv.integer("width")) if conv else (0, 1)
+        _, heads, d, e = _heads(rule) if rule else (0, 0, 0, 0)
+        layers.append(StateLayer(index, "delta_rule" if rule else "short_conv", channels, width, heads, d, e))
+    return tuple(layers)
+
+
+def _heads(call: OpCall) -> tuple[int, int, int, int]:
+    return call.integer("key_heads"), call.integer("value_heads"), call.integer("key_dim"), call.integer("value_dim")
