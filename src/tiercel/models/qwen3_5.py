@@ -111,19 +111,13 @@ class Qwen3_5(Decoder):
         states = tuple(self.linear.state(i) for i, kind in enumerate(kinds) if kind == "linear_attention")
         return replace(info, kv_layers=kv, state_layers=states)
 
-    def expected_weights(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every weight that the forward pass reads, by canonical name."""
-        c = self.config
-        shapes: dict[str, tuple[int, ...]] = {}
-        linear = [f"{self.prefix}.layers.{i}." for i, kind in enumerate(self.layer_types) if kind == "linear_attention"]
-        for name, shape in super().expected_weights().items():
-            layer = next((layer for layer in linear if name.startswith(f"{layer}self_attn.")), None)
-            if layer is None:
-                is_query = name.endswith("self_attn.q_proj.weight")
-                shapes[name] = (2 * c.n_heads * c.head_dim, c.hidden_size) if is_query else shape
-            elif name.endswith("q_proj.weight"):
-                shapes |= {f"{layer}linear_attn.{part}": of for part, of in self._linear_weights().items()}
-        return shapes
+    def weights_of_layer(self, i: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of layer i's weights."""
+        c, shapes = self.config, self.layer_weights()
+        if self.layer_types[i] == "full_attention":
+            return shapes | {"self_attn.q_proj.weight": (2 * c.n_heads * c.head_dim, c.hidden_size)}
+        others = {name: shape for name, shape in shapes.items() if not name.startswith("self_attn.")}
+        return others | {f"linear_attn.{part}": shape for part, shape in self._linear_weights().items()}
 
     def _linear_weights(self) -> dict[str, tuple[int, ...]]:
         n, hidden = self.linear, self.config.hidden_size
