@@ -25,8 +25,9 @@ using Floats1d = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device:
 using Floats2d = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-constexpr const char* kFormatNames[] = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"};
-constexpr int kFormatCount = 11;
+constexpr const char* kFormatNames[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1",  "Q5_0", "Q5_1",
+                                        "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "NVFP4"};
+constexpr int kFormatCount = 13;
 constexpr int32_t kMaxThreads = 1024;
 
 template <class... Args>

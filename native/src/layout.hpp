@@ -18,6 +18,8 @@
 //   Q4_1 Q5_1        1 group:  f16 scale, f16 minimum
 //   Q4_K Q5_K        8 groups: f16 d, f16 dmin, then for each group u8 scale and u8 minimum
 //   Q6_K             8 groups: f16 d, 32 B unused, then for each group two i8 scales (weights 0..15 and 16..31)
+//   MXFP4            4 groups: for each group the exponent byte of its scale
+//   NVFP4            1 group:  f32 scales of weights 0..15 and 16..31, halved: nibbles are E2M1 codes, which count in halves
 // Scales stay as the file has them, because d * scale of Q4_K does not fit an f16.
 //
 // A float tile is [K][16] values of its type, rounded up to 64 bytes. BF16: [ceil(K / 2)][16] dwords, weight 2 j in the low and 2 j + 1 in
@@ -48,6 +50,8 @@ constexpr TileLayout tile_layout(Format format) {
     case Format::Q4_K: return {8, 320, 256};
     case Format::Q5_K: return {8, 320, 320};
     case Format::Q6_K: return {8, 320, 384};
+    case Format::MXFP4: return {4, 64, 256};
+    case Format::NVFP4: return {1, 128, 256};
     default: return {0, 0, 0}; // float formats have no groups
   }
 }

@@ -1,7 +1,8 @@
 // Packing of weight files into tiles (layout.hpp), and the sizes that belong to it. Independent of the instruction set.
 //
 // Source blocks are GGUF's: the byte offsets below follow its block structs, the values its dequantisation, which is exact up to
-// one final rounding in every format, so that any order of evaluation gives the same bits.
+// one final rounding in every format, so that any order of evaluation gives the same bits. NVFP4's are ours (quant/formats.py): two f32
+// scales, 16 bytes of nibbles.
 #include <cstring>
 
 #include "layout.hpp"
@@ -28,6 +29,8 @@ BlockSize block_size(Format format) {
     case Format::Q4_K: return {256, 144};
     case Format::Q5_K: return {256, 176};
     case Format::Q6_K: return {256, 210};
+    case Format::MXFP4: return {32, 17};
+    case Format::NVFP4: return {32, 24};
   }
   return {0, 0};
 }
@@ -197,6 +200,22 @@ void put_unit<Format::Q6_K>(const uint8_t* block, int, uint8_t* unit, int lane) 
   }
 }
 
+template <>
+void put_unit<Format::MXFP4>(const uint8_t* block, int n_groups, uint8_t* unit, int lane) {
+  constexpr TileLayout layout = tile_layout(Format::MXFP4);
+  for (int g = 0; g < n_groups; ++g, block += 17) {
+    unit[g * 16 + lane] = block[0];
+    copy_nibbles(block + 1, unit + layout.head_bytes + g * layout.body_bytes, lane);
+  }
+}
+
+template <>
+void put_unit<Format::NVFP4>(const uint8_t* block, int, uint8_t* unit, int lane) {
+  write(unit + lane * 4, read<float>(block) * 0.5f);
+  write(unit + 64 + lane * 4, read<float>(block + 4) * 0.5f);
+  copy_nibbles(block + 8, unit + tile_layout(Format::NVFP4).head_bytes, lane);
+}
+
 PutUnit unit_writer(Format format) {
   switch (format) {
     case Format::Q4_0: return put_unit<Format::Q4_0>;
@@ -207,6 +226,8 @@ PutUnit unit_writer(Format format) {
     case Format::Q4_K: return put_unit<Format::Q4_K>;
     case Format::Q5_K: return put_unit<Format::Q5_K>;
     case Format::Q6_K: return put_unit<Format::Q6_K>;
+    case Format::MXFP4: return put_unit<Format::MXFP4>;
+    case Format::NVFP4: return put_unit<Format::NVFP4>;
     default: return nullptr;
   }
 }
@@ -257,6 +278,25 @@ void dequantize_q6(const uint8_t* block, float* out) {
     }
 }
 
+// Twice the value of an E2M1 code: sign, two bits of exponent, one of fraction.
+constexpr int8_t kE2m1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// scale: half of the group's, of weights 0..15 and 16..31.
+void dequantize_e2m1(const uint8_t* qs, const float scale[2], float* out) {
+  for (int i = 0; i < 16; ++i) {
+    out[i] = scale[0] * static_cast<float>(kE2m1Doubled[qs[i] & 15]);
+    out[i + 16] = scale[1] * static_cast<float>(kE2m1Doubled[qs[i] >> 4]);
+  }
+}
+
+// 2^(exponent - 128); subnormal for 0 and 1.
+float half_e8m0(uint8_t exponent) {
+  const uint32_t u = exponent < 2 ? 0x00200000u << exponent : (exponent - 1u) << 23;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
 void dequantize_block(Format format, const uint8_t* block, float* out) {
   switch (format) {
     case Format::F32: std::memcpy(out, block, 4); break;
@@ -269,6 +309,16 @@ void dequantize_block(Format format, const uint8_t* block, float* out) {
     case Format::Q4_K: dequantize_k(false, block, out); break;
     case Format::Q5_K: dequantize_k(true, block, out); break;
     case Format::Q6_K: dequantize_q6(block, out); break;
+    case Format::MXFP4: {
+      const float half = half_e8m0(block[0]), scale[2] = {half, half};
+      dequantize_e2m1(block + 1, scale, out);
+      break;
+    }
+    case Format::NVFP4: {
+      const float scale[2] = {read<float>(block) * 0.5f, read<float>(block + 4) * 0.5f};
+      dequantize_e2m1(block + 8, scale, out);
+      break;
+    }
     default: dequantize_simple(format, block, out);
   }
 }

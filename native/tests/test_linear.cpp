@@ -15,8 +15,8 @@ using namespace tiercel;
 
 namespace {
 
-const Format kFormats[] = {Format::F32,  Format::F16,  Format::BF16, Format::Q4_0, Format::Q4_1, Format::Q5_0,
-                           Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K};
+const Format kFormats[] = {Format::F32,  Format::F16,  Format::BF16, Format::Q4_0, Format::Q4_1,  Format::Q5_0, Format::Q5_1,
+                           Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::MXFP4, Format::NVFP4};
 
 bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 bool is_k_quant(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
@@ -52,6 +52,15 @@ struct File {
       if (f == Format::BF16) std::memcpy(b, reinterpret_cast<const uint8_t*>(&w) + 2, 2);
       if (f == Format::F16) half(b);
       if (is_float(f)) continue;
+      if (f == Format::MXFP4) {
+        *b = static_cast<uint8_t>(120 + rng() % 6);
+        continue;
+      }
+      if (f == Format::NVFP4) {
+        const float two[2] = {scale(rng), -scale(rng)};
+        std::memcpy(b, two, 8);
+        continue;
+      }
       half(f == Format::Q6_K ? b + 208 : b);
       if (f == Format::Q4_1 || f == Format::Q5_1 || f == Format::Q4_K || f == Format::Q5_K) half(b + 2);
     }
@@ -80,6 +89,15 @@ struct File {
     if (is_k_quant(format)) return at_k(r + col / 256 * (row_bytes / (k / 256)), static_cast<int>(col % 256), half);
     const uint8_t* b = r + col / 32 * (row_bytes / (k / 32));
     const int i = static_cast<int>(col % 32);
+    if (format == Format::MXFP4 || format == Format::NVFP4) {
+      const uint8_t byte = b[(format == Format::MXFP4 ? 1 : 8) + i % 16];
+      const int code = i < 16 ? byte & 15 : byte >> 4, exponent = code >> 1 & 3, fraction = code & 1;
+      const double size = exponent == 0 ? 0.5 * fraction : std::ldexp(1.0 + 0.5 * fraction, exponent - 1);
+      float s;
+      std::memcpy(&s, b + i / 16 * 4, 4);
+      const double scale = format == Format::MXFP4 ? std::ldexp(1.0, b[0] - 127) : s;
+      return scale * (code & 8 ? -size : size);
+    }
     if (format == Format::Q8_0) return half(b) * static_cast<int8_t>(b[2 + i]);
     const bool has_min = format == Format::Q4_1 || format == Format::Q5_1, five = format == Format::Q5_0 || format == Format::Q5_1;
     const uint8_t* p = b + (has_min ? 4 : 2);

@@ -274,6 +274,7 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
     from tiercel.runner.native import NativeRunner, NativeSettings
     from tiercel.runner.weights import PackedWeightStore
 
+    _tell_quantization(plan.checkpoint)
     weights = PackedWeightStore(
         plan.checkpoint.tensors,
         expand_to_f32=plan.is_float32_compute,
@@ -300,6 +301,15 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
         ) from error
     except RuntimeError as error:
         raise ConfigError(f"threads: {plan.n_threads} could not be started ({error}); lower threads") from error
+
+
+def _tell_quantization(checkpoint: "Checkpoint") -> None:
+    """Log how quantised matrices are stored and computed with."""
+    found = checkpoint.quantization
+    if found is not None:
+        import logging
+
+        logging.getLogger(__name__).info("weights: %s", "; ".join((found.describe(), *found.notes)))
 
 
 def load_tokenizer(plan: Plan) -> "Tokenizer | None":
@@ -601,6 +611,7 @@ def describe(model: str | None, *, program: bool = False, explain: bool = False)
                     f"{name} {size / (1 << 20):.1f} MiB" for name, size in sorted(formats.items(), key=lambda f: -f[1])
                 ),
             ),
+            *([("stored as", stored.describe())] if (stored := plan.checkpoint.quantization) is not None else []),
             (
                 "KV a token",
                 ", ".join(f"{info.kv_bytes_per_token(t):,} B ({t})" for t in info.kv_dtypes),

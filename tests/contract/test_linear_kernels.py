@@ -33,6 +33,12 @@ def file_rows(fmt, n, k, seed=1):
     if fmt is Format.BF16:
         return np.ascontiguousarray(seeded(n, k, seed=seed).view(np.uint16)[:, 1::2]).view(np.uint8)
     groups = rng.integers(0, 256, (n * k // fmt.group, fmt.group_bytes), np.uint8)
+    if fmt is Format.MXFP4:
+        groups[:, 0] = rng.integers(118, 124, len(groups))
+        return groups.reshape(n, fmt.nbytes(k))
+    if fmt is Format.NVFP4:
+        groups[:, :8] = rng.uniform(-0.02, 0.02, (len(groups), 2)).astype(np.float32).view(np.uint8)
+        return groups.reshape(n, fmt.nbytes(k))
     for at in HALVES.get(fmt, [0]):
         groups[:, at : at + 2] = rng.uniform(-0.02, 0.02, (len(groups), 1)).astype(np.float16).view(np.uint8)
     return groups.reshape(n, fmt.nbytes(k))
@@ -175,8 +181,8 @@ def test_wrong_arguments_are_refused_by_name():
         _native.PackedMatrix(code, rows, 32)
     with pytest.raises(ValueError, match="does not fit Q8_0"):
         _native.PackedMatrix(code, rows, 40)
-    with pytest.raises(ValueError, match="format is 11"):
-        _native.PackedMatrix(11, rows, 64)
+    with pytest.raises(ValueError, match="format is 13"):
+        _native.PackedMatrix(13, rows, 64)
     with pytest.raises(ValueError, match=r"row_order\[1\] is 4"):
         _native.PackedMatrix(code, rows, 64, row_order=np.array([0, 4], np.int32))
     w = _native.PackedMatrix(code, rows, 64)

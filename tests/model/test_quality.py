@@ -203,6 +203,14 @@ def random_matrix(rng, weight_format, shape):
         if weight_format is Format.BF16:
             return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(-1)
         return values.astype(FLOATS[weight_format]).view(np.uint8).reshape(-1)
+    if weight_format is Format.MXFP4:
+        groups = rng.integers(0, 256, (n * k // 32, 17), dtype=np.uint8)
+        groups[:, 0] = 127 + round(math.log2(spread / 2.9)) + rng.integers(-1, 2, len(groups))
+        return groups.reshape(-1)
+    if weight_format is Format.NVFP4:
+        groups = rng.integers(0, 256, (n * k // 32, 24), dtype=np.uint8)
+        groups[:, :8] = (spread / 2.9 * rng.uniform(0.5, 1.5, (len(groups), 2))).astype("<f4").view(np.uint8)
+        return groups.reshape(-1)
     at, code_spread, offset, offset_at = CODES[weight_format]
     groups = rng.integers(0, 256, (n * k // weight_format.group, weight_format.group_bytes), dtype=np.uint8)
     d = spread / code_spread * rng.uniform(0.5, 1.5, (len(groups), 1))

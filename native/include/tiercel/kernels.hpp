@@ -14,7 +14,7 @@
 namespace tiercel {
 
 // Weight formats, in the order of quant/formats.py.
-enum class Format : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+enum class Format : uint8_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4, NVFP4 };
 
 enum class KvType : uint8_t { F16, F32, I8 };
 

@@ -32,13 +32,17 @@ TIERCEL_INLINE void gather_weights(const uint8_t* body, int64_t lane, uint8_t* q
   if constexpr (F == Format::Q6_K)
     for (int j = 0; j < 8; ++j) quads[j] |= ((lane_dword(body + 256 + j / 4 * 64, lane) >> (j % 4 * 2)) & 0x03030303u) << 4;
   std::memcpy(q, quads, 32);
+  if constexpr (is_e2m1(F))
+    for (int i = 0; i < 32; ++i) q[i] = (F == Format::MXFP4 ? kE2m1Plus16 : kE2m1Plus32)[q[i]];
 }
 
 constexpr float zero_point(Format f) {
   switch (f) {
     case Format::Q4_0: return 8.0f;
-    case Format::Q5_0: return 16.0f;
-    case Format::Q6_K: return 32.0f;
+    case Format::Q5_0:
+    case Format::MXFP4: return 16.0f;
+    case Format::Q6_K:
+    case Format::NVFP4: return 32.0f;
     default: return 128.0f;
   }
 }
@@ -65,6 +69,7 @@ void quantized_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
         v = add(mul(set1(d), v), set1(pick(from.minimum(), lane)));
       } else {
         float ds = d;
+        if constexpr (kind_of(F) == Kind::Pair) ds = pick(from.scale_of(half), lane);
         if constexpr (F == Format::Q6_K) ds = d * pick(to_float(from.sub_scale(half)), lane);
         v = mul(set1(ds), sub(v, set1(zero_point(F))));
       }
@@ -116,6 +121,8 @@ void embed_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
     case Format::Q4_K: return quantized_row<Format::Q4_K>(w, row, scale, y);
     case Format::Q5_K: return quantized_row<Format::Q5_K>(w, row, scale, y);
     case Format::Q6_K: return quantized_row<Format::Q6_K>(w, row, scale, y);
+    case Format::MXFP4: return quantized_row<Format::MXFP4>(w, row, scale, y);
+    case Format::NVFP4: return quantized_row<Format::NVFP4>(w, row, scale, y);
   }
 }
 

@@ -8,7 +8,7 @@ namespace tiercel::TIERCEL_LEVEL {
 namespace {
 
 // What multiplies what, apart from where it lies. Formats of equal kind share their panel kernel.
-enum class Kind { Plain, Min, Halves };
+enum class Kind { Plain, Min, Halves, Pair };
 
 constexpr Kind kind_of(Format f) {
   switch (f) {
@@ -17,6 +17,7 @@ constexpr Kind kind_of(Format f) {
     case Format::Q4_K:
     case Format::Q5_K: return Kind::Min;    // w = scale * q + minimum
     case Format::Q6_K: return Kind::Halves; // w = scale * sub_scale[i / 16] * (q - 32)
+    case Format::NVFP4: return Kind::Pair;  // w = scale[i / 16] * (q - 32)
     default: return Kind::Plain;            // w = scale * (q - zero point)
   }
 }
@@ -29,8 +30,10 @@ constexpr int max_weight(Format f) {
     case Format::Q4_K: return 15;
     case Format::Q5_0:
     case Format::Q5_1:
-    case Format::Q5_K: return 31;
-    case Format::Q6_K: return 63;
+    case Format::Q5_K:
+    case Format::MXFP4: return 31;
+    case Format::Q6_K:
+    case Format::NVFP4: return 63;
     default: return 255;
   }
 }
@@ -39,12 +42,19 @@ constexpr int max_weight(Format f) {
 constexpr int64_t start_offset(Format f) {
   switch (f) {
     case Format::Q4_0: return offsetof(ActGroup, start8);
-    case Format::Q5_0: return offsetof(ActGroup, start16);
+    case Format::Q5_0:
+    case Format::MXFP4: return offsetof(ActGroup, start16);
     default: return offsetof(ActGroup, start128);
   }
 }
 
 constexpr bool has_fifth_bit(Format f) { return f == Format::Q5_0 || f == Format::Q5_1 || f == Format::Q5_K; }
+
+constexpr bool is_e2m1(Format f) { return f == Format::MXFP4 || f == Format::NVFP4; }
+
+// Twice the value of each E2M1 code, plus the zero point that a group's sums start from.
+constexpr uint8_t kE2m1Plus16[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+constexpr uint8_t kE2m1Plus32[16] = {32, 33, 34, 35, 36, 38, 40, 44, 32, 31, 30, 29, 28, 26, 24, 20};
 
 TIERCEL_INLINE const uint16_t* halves_at(const uint8_t* p) { return reinterpret_cast<const uint16_t*>(p); }
 
@@ -72,6 +82,10 @@ struct Weights {
   TIERCEL_INLINE F16v scale() const {
     if constexpr (F == Format::Q4_K || F == Format::Q5_K)
       return mul(load_f16(halves_at(unit)), to_float(load_u8(unit + 64 + i * 32))); // exact: 11 + 6 bits
+    else if constexpr (F == Format::MXFP4)
+      return half_e8m0(load_u8(unit + i * 16));
+    else if constexpr (F == Format::NVFP4)
+      return scale_of(0);
     else if constexpr (F == Format::Q6_K || kLayout.groups == 1)
       return load_f16(halves_at(unit));
     else
@@ -88,13 +102,18 @@ struct Weights {
   // Q6_K: the scales of weights 0..15 and 16..31.
   TIERCEL_INLINE Int16v sub_scale(int half) const { return load_i8(reinterpret_cast<const int8_t*>(unit + 64 + i * 32 + half * 16)); }
 
-  // Adds to a quad's nibbles the bits kept in the high planes.
+  // Kind::Pair: the scale of weights 0..15 or 16..31.
+  TIERCEL_INLINE F16v scale_of(int half) const { return load(reinterpret_cast<const float*>(unit + half * 64)); }
+
+  // Makes a quad of its nibbles: adds to them's nibbles the bits kept in the high planes, or looks them up.
   template <int J>
-  TIERCEL_INLINE Bytes with_high_bits(Bytes low) const {
+  TIERCEL_INLINE Bytes quad_of(Bytes low) const {
     if constexpr (has_fifth_bit(F))
       return or_shifted<4 - J, 16>(low, load_bytes(body + 256));
     else if constexpr (F == Format::Q6_K)
       return or_shifted<4 - J % 4 * 2, 48>(low, load_bytes(body + 256 + J / 4 * 64));
+    else if constexpr (is_e2m1(F))
+      return look_up(F == Format::MXFP4 ? kE2m1Plus16 : kE2m1Plus32, low);
     else
       return low;
   }
@@ -103,8 +122,8 @@ struct Weights {
   template <int J, class Fn>
   TIERCEL_INLINE void nibble_pair(Fn& fn) const {
     const Bytes both = load_bytes(body + J * 64);
-    fn.template operator()<2 * J, J>(with_high_bits<J>(low_nibbles(both)));
-    fn.template operator()<2 * J + 1, J + 4>(with_high_bits<J + 4>(high_nibbles(both)));
+    fn.template operator()<2 * J, J>(quad_of<J>(low_nibbles(both)));
+    fn.template operator()<2 * J + 1, J + 4>(quad_of<J + 4>(high_nibbles(both)));
   }
   template <class Fn>
   TIERCEL_INLINE void each_quad(Fn fn) const {

@@ -9,6 +9,8 @@
 //     with minimums:  acc = fma(min_w, scaled_sum_x, acc)                 scaled_sum_x = round(scale_x * float(sum q_x))
 //   y = (acc + bias) + residual
 //
+// For NVFP4 the two halves of a group are two such steps, the first half first. Its codes and MXFP4's are twice the value of an E2M1
+// number, so that they are integers, and the scales half of the file's: both exact. For the others
 // where for Q6_K dot = sub_0 * dot_0 + sub_1 * dot_1 over the two halves of the group, still an integer (below 2^24, so float(dot) is
 // exact), and scale_w is d; for Q4_K and Q5_K scale_w = d * sc and min_w = -(dmin * m), both exact. One f32 accumulator an output: nothing
 // is summed in another order anywhere, so equal inputs give equal bits.
@@ -91,6 +93,12 @@ struct GroupDot<Kind::Halves, Max> {
   TIERCEL_INLINE F16v end(Int16v sub0, Int16v sub1) const { return to_float(add(mul(sub0, half[0].end()), mul(sub1, half[1].end()))); }
 };
 
+// Two sums, each with a float scale of its own.
+template <int Max>
+struct GroupDot<Kind::Pair, Max> : GroupDot<Kind::Halves, Max> {
+  TIERCEL_INLINE F16v end_of(int h) const { return to_float(this->half[h].end()); }
+};
+
 // Weights to fetch while others are in use: per_group bytes (a multiple of 64) in each group, so that memory is never idle.
 struct Ahead {
   const uint8_t* next;
@@ -142,6 +150,16 @@ __attribute__((noinline)) void stream_tile(const uint8_t* tile, const ActRows ro
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) dot[r].begin(rows.at(r, g), start_offset(F));
     w.each_quad(StreamStep<F, R>{dot, rows, g});
+    if constexpr (kind == Kind::Pair) {
+      const F16v scale0 = w.scale_of(0), scale1 = w.scale_of(1);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F16v x_scale = set1(rows.at(r, g).scale);
+        acc[r] = fma(dot[r].end_of(0), mul(scale0, x_scale), acc[r]);
+        acc[r] = fma(dot[r].end_of(1), mul(scale1, x_scale), acc[r]);
+      }
+      continue;
+    }
     const F16v scale = w.scale();
     Int16v sub0{}, sub1{};
     if constexpr (kind == Kind::Halves) sub0 = w.sub_scale(0), sub1 = w.sub_scale(1);
@@ -205,9 +223,9 @@ void stream(const LinearArgs& args, const LinearShare& share) {
 
 // --- panel ----------------------------------------------------------------------------------------------------------------------------
 
-// Scratch, for each group and then each tile of the panel: 8 quads of 64 bytes, f32 scales, and for Min the f32 minimums or for Halves
-// the two i32 sub-scales.
-constexpr int64_t panel_group_bytes(Kind kind) { return 512 + 64 * (kind == Kind::Plain ? 1 : kind == Kind::Min ? 2 : 3); }
+// Scratch, for each group and then each tile of the panel: 8 quads of 64 bytes, f32 scales, and for Min the f32 minimums, for Pair
+// the second half's scales or for Halves the two i32 sub-scales.
+constexpr int64_t panel_group_bytes(Kind kind) { return 512 + 64 * (kind == Kind::Plain ? 1 : kind == Kind::Halves ? 3 : 2); }
 
 struct StoreQuad {
   uint8_t* to;
@@ -224,6 +242,7 @@ __attribute__((noinline)) void unpack_panel(const uint8_t* tile, int64_t n_group
     w.each_quad(StoreQuad{to});
     store(reinterpret_cast<float*>(to + 512), w.scale());
     if constexpr (kind_of(F) == Kind::Min) store(reinterpret_cast<float*>(to + 576), w.minimum());
+    if constexpr (kind_of(F) == Kind::Pair) store(reinterpret_cast<float*>(to + 576), w.scale_of(1));
     if constexpr (kind_of(F) == Kind::Halves) {
       store_int(reinterpret_cast<int32_t*>(to + 576), w.sub_scale(0));
       store_int(reinterpret_cast<int32_t*>(to + 640), w.sub_scale(1));
@@ -275,6 +294,16 @@ __attribute__((noinline)) void panel_block(const uint8_t* panel, const ActRows r
       if constexpr (K == Kind::Halves) {
         sub0 = load_int(reinterpret_cast<const int32_t*>(scales + 64));
         sub1 = load_int(reinterpret_cast<const int32_t*>(scales + 128));
+      }
+      if constexpr (K == Kind::Pair) {
+        const F16v scale1 = load(reinterpret_cast<const float*>(scales + 64));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const F16v x_scale = set1(rows.at(r, g).scale);
+          acc[r][v] = fma(dot[r][v].end_of(0), mul(scale, x_scale), acc[r][v]);
+          acc[r][v] = fma(dot[r][v].end_of(1), mul(scale1, x_scale), acc[r][v]);
+        }
+        continue;
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[r][v] = fma(dot[r][v].end(sub0, sub1), mul(scale, set1(rows.at(r, g).scale)), acc[r][v]);
@@ -359,6 +388,8 @@ void linear_int(const LinearArgs& args, const LinearShare& share, const ThreadCt
     case Format::Q4_K: return run<Format::Q4_K>(args, share, ctx);
     case Format::Q5_K: return run<Format::Q5_K>(args, share, ctx);
     case Format::Q6_K: return run<Format::Q6_K>(args, share, ctx);
+    case Format::MXFP4: return run<Format::MXFP4>(args, share, ctx);
+    case Format::NVFP4: return run<Format::NVFP4>(args, share, ctx);
     default: return; // float formats never arrive here
   }
 }

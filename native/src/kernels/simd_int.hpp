@@ -31,6 +31,13 @@ TIERCEL_INLINE Int16v add(Int16v a, Int16v b) { return {_mm512_add_epi32(a.v, b.
 TIERCEL_INLINE Int16v mul(Int16v a, Int16v b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 TIERCEL_INLINE F16v to_float(Int16v a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
+// 2^(e - 128) of each lane's e, 0..255: the bits are (e - 1) << 23, or a subnormal number's for 0 and 1.
+TIERCEL_INLINE F16v half_e8m0(Int16v e) {
+  const __m512i one = _mm512_set1_epi32(1);
+  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e.v, one), 23), tiny = _mm512_slli_epi32(_mm512_add_epi32(e.v, one), 21);
+  return {_mm512_castsi512_ps(_mm512_max_epi32(normal, tiny))};
+}
+
 struct Bytes {
   __m512i v;
 };
@@ -46,6 +53,10 @@ TIERCEL_INLINE Quad load_quad(const int8_t* p) {
 }
 TIERCEL_INLINE Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 TIERCEL_INLINE Bytes high_nibbles(Bytes a) { return {_mm512_and_si512(_mm512_srli_epi32(a.v, 4), _mm512_set1_epi8(15))}; }
+// table[a] of each byte a, 0..15.
+TIERCEL_INLINE Bytes look_up(const uint8_t (&table)[16], Bytes a) {
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), a.v)};
+}
 // a | (b shifted left by Shift bits, or right if negative) & Mask, byte by byte; Mask must drop the bits that crossed bytes.
 template <int Shift, int Mask>
 TIERCEL_INLINE Bytes or_shifted(Bytes a, Bytes b) {
@@ -88,6 +99,13 @@ TIERCEL_INLINE Int16v add(Int16v x, Int16v y) { return {_mm256_add_epi32(x.a, y.
 TIERCEL_INLINE Int16v mul(Int16v x, Int16v y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
 TIERCEL_INLINE F16v to_float(Int16v x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
+TIERCEL_INLINE __m256 half_e8m0_half(__m256i e) {
+  const __m256i one = _mm256_set1_epi32(1);
+  const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23), tiny = _mm256_slli_epi32(_mm256_add_epi32(e, one), 21);
+  return _mm256_castsi256_ps(_mm256_max_epi32(normal, tiny));
+}
+TIERCEL_INLINE F16v half_e8m0(Int16v e) { return {half_e8m0_half(e.a), half_e8m0_half(e.b)}; }
+
 struct Bytes {
   __m256i a, b;
 };
@@ -109,6 +127,10 @@ TIERCEL_INLINE Bytes low_nibbles(Bytes x) {
   return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
 }
 TIERCEL_INLINE Bytes high_nibbles(Bytes x) { return low_nibbles({_mm256_srli_epi32(x.a, 4), _mm256_srli_epi32(x.b, 4)}); }
+TIERCEL_INLINE Bytes look_up(const uint8_t (&table)[16], Bytes x) {
+  const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
+}
 template <int Shift, int Mask>
 TIERCEL_INLINE __m256i or_shifted_half(__m256i a, __m256i b) {
   const __m256i s = Shift >= 0 ? _mm256_slli_epi32(b, Shift >= 0 ? Shift : 0) : _mm256_srli_epi32(b, Shift < 0 ? -Shift : 0);
@@ -186,6 +208,15 @@ TIERCEL_INLINE F16v to_float(Int16v a) {
   return lanes([&](int i) { return static_cast<float>(a.v[i]); });
 }
 
+TIERCEL_INLINE F16v half_e8m0(Int16v e) {
+  return lanes([&](int i) {
+    const uint32_t bits = e.v[i] < 2 ? 0x00200000u << e.v[i] : static_cast<uint32_t>(e.v[i] - 1) << 23;
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+  });
+}
+
 struct Bytes {
   uint8_t v[64];
 };
@@ -209,6 +240,10 @@ TIERCEL_INLINE Bytes low_nibbles(Bytes a) {
 }
 TIERCEL_INLINE Bytes high_nibbles(Bytes a) {
   for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] >> 4);
+  return a;
+}
+TIERCEL_INLINE Bytes look_up(const uint8_t (&table)[16], Bytes a) {
+  for (int i = 0; i < 64; ++i) a.v[i] = table[a.v[i]];
   return a;
 }
 template <int Shift, int Mask>

@@ -24,9 +24,10 @@ WORKING_SETS_MIB = (1, 4, 16, 64, 160, 512)
 # minimum is one multiply-add more; Q6_K's two sub-scales two multiplications and an addition more.
 _N_DOTS = 8
 _N_SLOTS = {
-    **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0), 11),
+    **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.MXFP4), 11),
     **dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), 12),
     Format.Q6_K: 14,
+    Format.NVFP4: 14,
 }
 
 

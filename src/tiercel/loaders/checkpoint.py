@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     # Readers are imported when a file is read: a start from a kept plan reads none.
     from tiercel.loaders.gguf_file import GgufFile, GgufTensor, Value
+    from tiercel.loaders.quantized_matrices import Matrix
     from tiercel.loaders.safetensors_file import SafetensorsFile
 
 _INDEX = "model.safetensors.index.json"
@@ -55,6 +56,12 @@ class Tensor:
     format: Format
     data: "npt.NDArray[np.uint8]"  # [nbytes], a view of the mapped file, which may be unaligned
     row_permutation: "npt.NDArray[np.intp] | None" = None
+    matrix: "Matrix | None" = None
+    """What makes rows of `format`, where the file has a matrix in parts; `data` then are its codes."""
+
+    def row_range(self, begin: int, end: int) -> "npt.NDArray[np.uint8]":
+        """Return rows begin to end of what `rows` returns, without making the others if they have to be made."""
+        return self.rows()[begin:end] if self.matrix is None else self.matrix.rows(begin, end)
 
     def rows(self) -> "npt.NDArray[np.uint8]":
         """Return the stored bytes row by row.
@@ -66,6 +73,8 @@ class Tensor:
         if not self.shape:
             return self.data.reshape(1, -1)
         n_rows = prod(self.shape[:-1])
+        if self.matrix is not None:
+            return self.matrix.rows(0, n_rows)
         if self.row_permutation is None:
             return self.data.reshape(n_rows, self.format.nbytes(self.shape[-1]))
         ordered = self.data.reshape(len(self.row_permutation), -1)[self.row_permutation]
@@ -112,6 +121,24 @@ class Tensors(Mapping[str, Tensor]):
         return self._unsupported
 
 
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """The way in which matrices of a checkpoint are stored in parts: its name, how many, their bytes in the file and in
+    the formats that they are computed in, and what a reader of the log should know.
+    """
+
+    scheme: str
+    n_matrices: int
+    file_bytes: int
+    formats: Mapping[Format, int]
+    notes: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Say it in one line."""
+        kept = ", ".join(f"{n / (1 << 20):.1f} MiB as {name}" for name, n in self.formats.items())
+        return f"{self.scheme}: {self.n_matrices} matrices, {self.file_bytes / (1 << 20):.1f} MiB in the file, {kept}"
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An open checkpoint; see the module. Use it as a context, or `close` it."""
@@ -129,6 +156,8 @@ class Checkpoint:
     """A GGUF file's raw metadata; empty for safetensors."""
     norm_weights_include_one: bool = False
     """True if the stored weights of all norms already are Gemma's 1 + w."""
+    quantization: "Quantization | None" = None
+    """How matrices that lie in parts are stored; None if there are none."""
     known_digest: str | None = field(default=None, repr=False)
     """What `digest` returns, if somebody has computed it from these very files."""
 
@@ -400,6 +429,7 @@ def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
             file = SafetensorsFile(folder / file_name)
             files.append(file)
             _add_tensors(file, wanted, known, unsupported)
+        quantization = _gather(config, placed, files, known, unsupported, str(folder))
         if config.get("model_type") in STACKING_MODEL_TYPES:
             known = split_experts(known, str(folder))
         generation_settings = read_json_object(generation) if generation.exists() else {}
@@ -414,7 +444,47 @@ def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
         tensors=Tensors(known, unsupported, str(folder)),
         files=tuple(files),
         generation_config=generation_settings,
+        quantization=quantization,
     )
+
+
+def _gather(
+    config: dict[str, Any],
+    placed: "dict[str, set[str] | None]",
+    files: "list[SafetensorsFile]",
+    known: dict[str, Tensor],
+    unsupported: dict[str, str],
+    where: str,
+) -> Quantization | None:
+    """Put each matrix that lies in parts in place of its parts."""
+    from tiercel.loaders.quantization_config import read_scheme
+
+    scheme = read_scheme(config, where)
+    if scheme is None:
+        return None
+    from tiercel.loaders.quantized_matrices import Stored, gather_matrices
+
+    stored = {
+        name: Stored(name, entry.dtype, entry.shape, file.data(entry))
+        for file, wanted in zip(files, placed.values(), strict=True)
+        for name, entry in file.tensors.items()
+        if wanted is None or name in wanted
+    }
+    matrices, read = gather_matrices(scheme, stored)
+    if not matrices:
+        raise ModelFileError(
+            f"{where}: no tensor is stored as {scheme.name}, as config.json's quantization_config says; "
+            "the config and the weights are not of one model"
+        )
+    for name in read:
+        known.pop(name, None)
+        unsupported.pop(name, None)
+    formats: dict[Format, int] = {}
+    for name, matrix in matrices.items():
+        known[name] = Tensor(name, matrix.shape, matrix.format, matrix.codes.data, matrix=matrix)
+        formats[matrix.format] = formats.get(matrix.format, 0) + matrix.format.nbytes(prod(matrix.shape))
+    n_bytes = sum(matrix.n_bytes for matrix in matrices.values())
+    return Quantization(scheme.name, len(matrices), n_bytes, formats, scheme.notes)
 
 
 def _add_tensors(

@@ -28,6 +28,7 @@ def split_experts(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor
     for name, tensor in tensors.items():
         match = _STACK.fullmatch(name)
         is_stack = match is not None and len(tensor.shape) == 3 and tensor.row_permutation is None
+        is_stack = is_stack and tensor.matrix is None  # quantised stacks are of other model types
         for one in _experts(tensor, match["prefix"], match["kind"], where) if match and is_stack else (tensor,):
             if one.name in found:
                 raise ModelFileError(f"{where}: tensor {one.name} is there twice, one of them in {name}; one is needed")

@@ -86,7 +86,7 @@ def read_sizes(fields: ConfigFields, *, default_head_dim: int | None = None) -> 
         ModelFileError: a size is missing or they do not fit each other.
         UnsupportedModel: the weights are quantised in a way that is not implemented.
     """
-    fields.only("quantization_config", why="GGUF files are the quantised checkpoints that can be read")
+    fields.raw("quantization_config")  # read where the tensors are, and refused there
     fields.only("is_encoder_decoder", False, why="only decoders are implemented")
     hidden, n_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     n_kv_heads = fields.size("num_key_value_heads", n_heads)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tiercel.base.errors import ShapeError
 from tiercel.quant.formats import Format
+from tiercel.quant.fp4 import E2M1
 
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
@@ -154,6 +155,23 @@ def _q6_k(groups: _Bytes) -> _Floats:
     return (d * q.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
 
 
+def _e2m1(groups: _Bytes, at: int) -> _Floats:
+    """Return the numbers whose codes lie in 16 bytes from byte `at`: first all low nibbles, then all high ones."""
+    return E2M1[_nibbles(groups[:, at : at + 16], 16)]
+
+
+def _mxfp4(groups: _Bytes) -> _Floats:
+    # As ggml has it: twice the codes, which are integers, times half the scale; 255 is one more power of two.
+    half = np.ldexp(np.float32(1), groups[:, :1].astype(np.int32) - 128)
+    weights: _Floats = half * (_e2m1(groups, 1) * np.float32(2))
+    return weights
+
+
+def _nvfp4(groups: _Bytes) -> _Floats:
+    scales = np.ascontiguousarray(groups[:, :8]).view("<f4").astype(np.float32)
+    return (scales[:, :, None] * _e2m1(groups, 8).reshape(-1, 2, 16)).reshape(-1, 32)
+
+
 _EXPAND: Mapping[Format, Callable[[_Bytes], _Floats]] = MappingProxyType(
     {
         Format.F32: _f32,
@@ -167,5 +185,7 @@ _EXPAND: Mapping[Format, Callable[[_Bytes], _Floats]] = MappingProxyType(
         Format.Q4_K: _q4_k,
         Format.Q5_K: _q5_k,
         Format.Q6_K: _q6_k,
+        Format.MXFP4: _mxfp4,
+        Format.NVFP4: _nvfp4,
     }
 )

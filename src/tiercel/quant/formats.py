@@ -1,7 +1,9 @@
 """The formats a weight can have in a file: their names, group sizes and byte counts.
 
 A row of a matrix is a run of *file groups*: `group` weights share one scale (or one super-scale) and take
-`group_bytes` bytes. Rows never share a group. Source: the GGUF specification and the layouts of ggml's block types.
+`group_bytes` bytes. Rows never share a group. Source: the GGUF specification and the layouts of ggml's block types;
+MXFP4 is the one of the OCP microscaling specification in ggml's order. NVFP4's group is ours, because files keep it in
+three tensors (see `quant.fp4`).
 """
 
 import enum
@@ -25,6 +27,8 @@ class Format(enum.StrEnum):
     Q4_K = "q4_k"
     Q5_K = "q5_k"
     Q6_K = "q6_k"
+    MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
 
     @property
     def group(self) -> int:
@@ -61,6 +65,7 @@ class Format(enum.StrEnum):
 
 
 # Weights a group, bytes a group. Q*_0: f16 scale + quants; Q*_1 adds an f16 minimum; Q5_* add 4 bytes of high bits.
+# Of 32 weights, MXFP4: an exponent byte + 16 bytes of codes; NVFP4: two f32 scales, of 16 weights each, + 16.
 # Of 256 weights, Q4_K: 2 + 2 + 12 scales + 128; Q5_K: 32 bytes of high bits more; Q6_K: 128 + 64 + 16 scales + 2.
 _LAYOUT: Mapping[Format, tuple[int, int]] = MappingProxyType(
     {
@@ -75,6 +80,8 @@ _LAYOUT: Mapping[Format, tuple[int, int]] = MappingProxyType(
         Format.Q4_K: (256, 144),
         Format.Q5_K: (256, 176),
         Format.Q6_K: (256, 210),
+        Format.MXFP4: (32, 17),
+        Format.NVFP4: (32, 24),
     }
 )
 
@@ -91,6 +98,7 @@ GGUF_TYPES: Mapping[int, Format] = MappingProxyType(
         13: Format.Q5_K,
         14: Format.Q6_K,
         30: Format.BF16,
+        39: Format.MXFP4,
     }
 )
 """Tensor type id in a GGUF file -> format, for the types Tiercel reads."""
@@ -117,7 +125,6 @@ GGUF_TYPES_NOT_READ: Mapping[int, str] = MappingProxyType(
         29: "IQ1_M",
         34: "TQ1_0",
         35: "TQ2_0",
-        39: "MXFP4",
     }
 )
 """Tensor type id -> its usual name, for the types that exist but that Tiercel refuses; used in messages only."""

@@ -74,11 +74,13 @@ class PackedWeightStore:
         ready: list[Weight] = []
         unlike: list[Weight] = []
         for weight in sorted(todo.values(), key=lambda w: w.nbytes, reverse=True):
-            (ready if self._tensors[weight.name].format == weight.format else unlike).append(weight)
+            tensor = self._tensors[weight.name]
+            is_ready = tensor.format == weight.format and tensor.matrix is None
+            (ready if is_ready else unlike).append(weight)
         jobs = [self._job(weight) for weight in ready]
         packing = _native.Packing(jobs, self._arena, self._n_threads - 1, self._releases)
         self._packed.update(zip((w.key for w in ready), packing.join(), strict=True))
-        self._quantize_all(unlike)
+        self._make_all(unlike)
 
     def vector(self, weight: Weight) -> "array[float]":
         """Return a norm weight or bias as float32, plus one if the program asks for it. Refuses NaN and infinity."""
@@ -130,8 +132,8 @@ class PackedWeightStore:
     def _is_expanded(self, weight: Weight) -> bool:
         return self._expand and weight.format.is_quantized
 
-    def _quantize_all(self, weights: list[Weight]) -> None:
-        """Quantise and pack, several at a time: one thread a matrix."""
+    def _make_all(self, weights: list[Weight]) -> None:
+        """Make the rows that the file has otherwise, and pack, several at a time: one thread a matrix."""
         waiting: SimpleQueue[Weight] = SimpleQueue()
         for weight in weights:
             waiting.put(weight)
@@ -141,7 +143,7 @@ class PackedWeightStore:
             try:
                 while not errors:
                     weight = waiting.get_nowait()
-                    self._packed[weight.key] = self._quantize(weight)
+                    self._packed[weight.key] = self._make(weight)
             except Empty:
                 return
             except BaseException as error:  # noqa: BLE001 a thread's boundary: raised again below
@@ -157,31 +159,35 @@ class PackedWeightStore:
         if errors:
             raise errors[0]
 
-    def _quantize(self, weight: Weight) -> _native.PackedMatrix:
+    def _make(self, weight: Weight) -> _native.PackedMatrix:
         return _native.PackedMatrix(
             format=FORMAT_CODES[weight.format],
-            rows=self._quantized(self._tensors[weight.name], weight),
+            rows=self._made_rows(self._tensors[weight.name], weight),
             k=weight.shape[1],
             expand_to_f32=self._is_expanded(weight),
             arena=self._arena,
         )
 
-    def _quantized(self, tensor: Tensor, weight: Weight) -> "npt.NDArray[np.uint8]":
+    def _made_rows(self, tensor: Tensor, weight: Weight) -> "npt.NDArray[np.uint8]":
         import numpy as np
 
         from tiercel.quant.quantize import quantize
 
         n, k = weight.shape
         out = np.empty((n, weight.format.nbytes(k)), np.uint8)
-        stored = tensor.rows()
-        if weight.rows is not None:
+        stored = tensor.rows() if tensor.matrix is None or weight.rows is not None else None
+        if weight.rows is not None and stored is not None:
             stored = stored[_row_ids(weight.rows, len(stored))]
         for first in range(0, n, _QUANTIZE_ROWS):
-            part = stored[first : first + _QUANTIZE_ROWS]
+            end = min(first + _QUANTIZE_ROWS, n)
+            part = tensor.row_range(first, end) if stored is None else stored[first:end]
+            if tensor.format == weight.format:
+                out[first:end] = part
+                continue
             values = Tensor(
                 tensor.name, (len(part), k), tensor.format, np.ascontiguousarray(part).reshape(-1)
             ).float32()
-            out[first : first + len(part)] = quantize(values, weight.format)
+            out[first:end] = quantize(values, weight.format)
         return out
 
 

@@ -50,7 +50,6 @@ def test_an_architecture_may_be_told_by_its_model_type():
 @pytest.mark.parametrize(
     ("architecture", "field", "value"),
     [
-        ("LlamaForCausalLM", "quantization_config", {"quant_method": "gptq"}),
         ("LlamaForCausalLM", "pretraining_tp", 2),
         ("LlamaForCausalLM", "hidden_act", "gelu"),
         ("LlamaForCausalLM", "sliding_window", 64),

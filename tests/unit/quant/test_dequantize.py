@@ -32,7 +32,7 @@ def assert_same_bits(got, expected):
     np.testing.assert_array_equal(got.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
 
 
-@pytest.mark.parametrize("weight_format", Format)
+@pytest.mark.parametrize("weight_format", TYPE_IDS)
 def test_random_bytes_expand_to_the_gguf_packages_bits(weight_format):
     raw = np.random.default_rng(1).integers(0, 256, (37, weight_format.nbytes(512)), dtype=np.uint8)
     assert_same_bits(dequantize(raw, weight_format, (37, 512)), outside(raw, weight_format))
