@@ -60,7 +60,7 @@ def live():
     rig = Rig(
         tokenizer=lambda: byte_tokenizer(TEMPLATE),
         limits=LIMITS,
-        settings={"port": 0, "shutdown_s": 0.0},
+        settings={"port": 0, "shutdown_s": 0.0, "reasoning_parser": "none"},  # a fake takes any token that may
         max_num_batched_tokens=1024,
     )
     server = LiveServer(rig)
@@ -110,7 +110,8 @@ def test_the_official_client_parses_calls_of_strict_tools(client, choice):
 @pytest.mark.parametrize("parser", ["hermes", "llama3_json", "qwen3_coder", "pythonic", "none"])
 def test_required_calls_come_the_same_whole_and_streamed(make_rig, parser):
     rig = make_rig(
-        tokenizer=lambda: byte_tokenizer(TEMPLATE), limits=LIMITS, settings={"tool_call_parser": parser},
+        tokenizer=lambda: byte_tokenizer(TEMPLATE), limits=LIMITS,
+        settings={"tool_call_parser": parser, "reasoning_parser": "none"},
         max_num_batched_tokens=1024,
     )  # fmt: skip
     tools = [
