@@ -192,13 +192,26 @@ class Constraint:
         if tracker.state is not Thinking.ANSWERING and self._is_of_reasoning(token_id):
             if not self._accept_reasoning(token_id):
                 return
-        elif token_id in self._eos_ids or (token_id in self._stop_ids and matcher.is_accepting()):
+        elif (token_id in self._eos_ids or token_id in self._stop_ids) and matcher.is_accepting():
             self.is_complete = True
+            return
+        elif token_id in self._eos_ids:
+            self._accept_named_end(token_id)
             return
         elif not (self._is_begun and matcher.consume_token(token_id)):
             raise self._failed()
         if matcher.is_stopped():
             self.is_complete = self.ends_with_text = True
+
+    def _accept_named_end(self, token_id: int) -> None:
+        """Take an end-of-sequence token where the text may not end otherwise: a grammar names it as its last."""
+        if not (self._is_begun and self._matcher.consume_token(token_id)):
+            raise self._failed()
+        if not (self._matcher.is_accepting() or self._matcher.is_stopped()):
+            raise FormFailed(
+                "structured_outputs: the grammar goes on behind the token that ends a text; name it last"
+            )
+        self.is_complete = True
 
     def _is_of_reasoning(self, token_id: int) -> bool:
         """Whether a token that comes before the answer is part of the reasoning or its marks, as far as one can know;

@@ -8,6 +8,7 @@ few cases in which it would keep to less than the schema says. Pure functions ov
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 from tiercel.sampling.grammar_limits import GrammarLimits
 from tiercel.sampling.schema_numbers import lost_number
@@ -38,6 +39,46 @@ def check_schema(schema: Any, limits: GrammarLimits) -> None:
     for pointer, node in subschemas(schema, limits.schema_depth_max):
         if isinstance(node, Mapping):
             _check_node(pointer, node, limits)
+            _check_loop(schema, pointer, node)
+
+
+def _check_loop(schema: Any, pointer: str, node: Mapping[str, Any]) -> None:
+    """Refuse a reference that leads, over nothing but references and `allOf`, to itself: it says nothing."""
+    if not isinstance(node.get("$ref"), str):
+        return
+    seen: list[Any] = []
+    todo = _same_place(schema, node)
+    while todo:
+        one = todo.pop()
+        if one is node:
+            raise SchemaRefused(f"{_shown(pointer)}: $ref {node['$ref'][:60]!r} leads back to itself; say what it is")
+        if not any(one is other for other in seen):
+            seen.append(one)
+            todo += _same_place(schema, one)
+
+
+def _same_place(schema: Any, node: Any) -> list[Any]:
+    """Give the schemas that a value must meet for `node` itself: what it refers to, and the parts of its `allOf`."""
+    if not isinstance(node, Mapping):
+        return []
+    parts = node.get("allOf")
+    found = list(parts) if isinstance(parts, list) else []
+    ref = node.get("$ref")
+    return found if not isinstance(ref, str) else [*found, _at(schema, ref)]
+
+
+def _at(schema: Any, ref: str) -> Any:
+    """Give what `#` or `#/...` points at; None where there is nothing, which the compiler refuses."""
+    place = schema
+    for name in unquote(ref.removeprefix("#")).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        elif isinstance(place, Mapping):
+            place = place.get(name)
+        else:
+            return None
+    return place
 
 
 def subschemas(schema: Any, depth_max: int) -> Iterator[tuple[str, Any]]:
