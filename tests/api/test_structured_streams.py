@@ -52,9 +52,26 @@ def test_strict_calls_come_whole_in_any_steps(monkeypatch, special, tool_choice)
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_a_call_that_breaks_its_strict_schema_is_never_answered(monkeypatch):
+def test_a_call_that_would_break_its_strict_schema_is_never_answered(monkeypatch):
     one = Scripted(CALL.replace("Bern", "Oslo"), settings={"tool_call_parser": "hermes"})
     for n_tokens in STEPS:
         chunks = one.stream(monkeypatch, n_tokens, tools=STRICT, tool_choice="required", parallel_tool_calls=False)
-        assert "error" in chunks[-1]
-        assert "Oslo" not in str(chunks)
+        assert "Oslo" not in "".join(call["function"]["arguments"] for call in Streamed(chunks).calls)
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_a_stop_string_within_a_call_ends_the_answer_as_a_stop_and_leaves_no_half_call(monkeypatch, tool_choice):
+    ask = {"tools": STRICT, "tool_choice": tool_choice, "parallel_tool_calls": False, "stop": "city"}
+    one = Scripted(CALL, settings={"tool_call_parser": "hermes"})
+    (choice,) = one.whole(**ask)["choices"]
+    assert not choice["message"].get("tool_calls")
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "city")
+    for n_tokens in STEPS:
+        assert Streamed(one.stream(monkeypatch, n_tokens, **ask)).finish_reason == "stop"
+
+
+def test_a_stop_string_behind_a_call_leaves_it_whole(monkeypatch):
+    one = Scripted(CALL, settings={"tool_call_parser": "hermes"})
+    choice = same_in_any_steps(monkeypatch, one, tools=TOOLS, stop="</tool_call>")
+    assert calls_of(choice["message"]["tool_calls"]) == [("get_weather", {"city": "Bern", "n": 42})]
+    assert choice["finish_reason"] == "tool_calls"

@@ -214,8 +214,8 @@ class _ChatAnswer:
         echo, finish_reason = self._prepared.echo, one.finish_reason
         message = {"role": self._role, "content": echo + one.text, "refusal": None}
         if self._parsed is not None:
+            finish_reason = self._parsed[one.index].finish_reason(finish_reason, one.stop_reason)
             message = self._parsed[one.index].message(self._role, echo)
-            finish_reason = self._parsed[one.index].finish_reason(finish_reason)
         choice = {
             "index": one.index,
             "message": message,
@@ -259,7 +259,7 @@ class _ChatAnswer:
         if self._parsed is not None:
             parsed = self._parsed[one.index]
             deltas = parsed.push(one.text, one.token_ids, is_last=finish_reason is not None)
-            finish_reason = parsed.finish_reason(finish_reason)
+            finish_reason = parsed.finish_reason(finish_reason, one.stop_reason)
         entries = self._logprobs(one)
         token_ids = one.token_ids if self._ask.return_token_ids and not self._hides_tokens else None
         if not deltas and ((one.logprobs and entries) or token_ids):

@@ -4,6 +4,7 @@ A parser's fault is the answer's boundary: it is logged with the request's id, a
 is content. Knows no stream and no engine.
 """
 
+import json
 import logging
 import re
 import secrets
@@ -157,8 +158,15 @@ class ParsedOutput:
             self._add(event, deltas)
         return deltas
 
-    def finish_reason(self, reason: str | None) -> str | None:
-        """Give the reason a client is told: an answer that ended by itself with calls ended for them."""
+    def finish_reason(self, reason: str | None, stop_reason: int | str | None = None) -> str | None:
+        """Give the reason a client is told: an answer that ended by itself with calls ended for them.
+
+        A stop string within a call ended neither: the reason stays, and `message` has no half of a call. A stream
+        has told its beginning by then.
+        """
+        if isinstance(stop_reason, str) and self._calls and not _is_json("".join(self._arguments[-1])):
+            del self._calls[-1], self._arguments[-1]
+            return reason
         is_for_calls = reason == "stop" and self._calls and not self._plan.use.is_named  # OpenAI's rule for named ones
         return "tool_calls" if is_for_calls else reason
 
@@ -247,6 +255,14 @@ class ParsedOutput:
                 self._is_thinking = True
             else:
                 self._n_reasoning += self._is_thinking
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _both_names(reasoning: str) -> Delta:
