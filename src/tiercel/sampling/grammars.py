@@ -143,7 +143,8 @@ class Grammars:
 
     def _worker_start(self) -> WorkerStart:
         tokens = [self._tokenizer.token_bytes(i) for i in range(self._vocab_size)]
-        special = [i for i in self._tokenizer.special_ids if i < self._vocab_size]
+        # An end is never text of a form, also where the vocabulary has it as a common token.
+        special = sorted(i for i in {*self._tokenizer.special_ids, *self._eos_ids} if i < self._vocab_size)
         eos_ids = self._eos_ids
         if not eos_ids:
             # The library needs one; a token that no model has is never sampled.
