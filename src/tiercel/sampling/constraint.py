@@ -208,9 +208,7 @@ class Constraint:
         if not (self._is_begun and self._matcher.consume_token(token_id)):
             raise self._failed()
         if not (self._matcher.is_accepting() or self._matcher.is_stopped()):
-            raise FormFailed(
-                "structured_outputs: the grammar goes on behind the token that ends a text; name it last"
-            )
+            raise FormFailed("structured_outputs: the grammar goes on behind the token that ends a text; name it last")
         self.is_complete = True
 
     def _is_of_reasoning(self, token_id: int) -> bool:
