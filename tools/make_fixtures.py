@@ -71,6 +71,15 @@ DEEPSEEK: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+DEEPSEEK_MOE: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 DEEPSEEK_YARN = YARN | {"rope_theta": 1e4, "mscale": 0.707, "mscale_all_dim": 0.9}
 
 
@@ -159,6 +168,23 @@ def models() -> dict[str, Any]:
             rope_interleave=False,
             rope_parameters=rope("default", 1e4),
         ),
+        "deepseek_v3_experts": hf.DeepseekV3Config(
+            **BASE | DEEPSEEK | DEEPSEEK_MOE, q_lora_rank=24, first_k_dense_replace=1, rope_parameters=DEEPSEEK_YARN
+        ),
+        "deepseek_v2_experts_groups": hf.DeepseekV2Config(
+            **BASE | DEEPSEEK | DEEPSEEK_MOE,
+            q_lora_rank=24,
+            first_k_dense_replace=1,
+            topk_method="group_limited_greedy",
+            rope_parameters=DEEPSEEK_YARN,
+        ),
+        "deepseek_v2_experts_greedy": hf.DeepseekV2Config(
+            **BASE | DEEPSEEK | DEEPSEEK_MOE | {"n_group": None, "topk_group": None, "kv_lora_rank": 32},
+            q_lora_rank=None,
+            first_k_dense_replace=0,
+            attention_bias=True,
+            rope_parameters=rope("default", 1e4),
+        ),
         "deepseek_v2_dense": hf.DeepseekV2Config(
             **BASE | DEEPSEEK, q_lora_rank=None, first_k_dense_replace=3, rope_parameters=DEEPSEEK_YARN
         ),
@@ -192,6 +218,9 @@ def logits_of(config: Any) -> torch.Tensor:
             else:
                 values = fill_by_name(name, tuple(parameter.shape), norms_add_one=adds_one)
             parameter.copy_(torch.from_numpy(values))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.from_numpy(fill_by_name(name, tuple(buffer.shape))))
         return model(torch.tensor([ids_of(config)])).logits[0]
 
 

@@ -29,6 +29,7 @@ NAMES = [
     "gemma3_pattern_3_softcap",
     "smollm3_nope",
     "qwen3_moe",
+    "deepseek_v3_experts",
 ]
 
 

@@ -36,6 +36,7 @@ MODELS = [
     ("llama_odd_heads_9_3", Format.Q8_0, "int8"),
     ("qwen3_moe", Format.Q8_0, "float16"),
     ("qwen3_5", Format.Q8_0, "float16"),
+    ("deepseek_v3_experts", Format.Q8_0, "float16"),
     ("qwen3_5_linear_last_tied", Format.F32, "float32"),
 ]
 VOCAB = 128

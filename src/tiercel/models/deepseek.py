@@ -1,14 +1,16 @@
-"""DeepSeek V2 and V3: latent attention (one small row a token instead of keys and values), rotary on a part of each head.
+"""DeepSeek V2 and V3: latent attention (a token keeps one small row, no keys and values), and mixtures of experts.
 
-Layers are dense up to `first_k_dense_replace`. Source: DeepSeek-AI 2024 (arXiv:2405.04434, arXiv:2412.19437); weights'
-names as transformers has them.
+Layers are dense up to `first_k_dense_replace`; a mixture has shared experts beside it. Weights' names as transformers
+has them. Source: DeepSeek-AI 2024 (arXiv:2405.04434, arXiv:2412.19437).
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
+
+from msgspec.structs import replace
 
 from tiercel.models.decoder import (
     Decoder,
@@ -18,20 +20,44 @@ from tiercel.models.decoder import (
     read_activation,
     read_sizes,
 )
-from tiercel.models.fields import ConfigFields
+from tiercel.models.fields import ConfigFields, Required
 from tiercel.models.info import ModelInfo
 from tiercel.models.model import RecordOptions
+from tiercel.models.moe import MixtureConfig, read_experts
 from tiercel.models.rope import read_rope
 from tiercel.ops.program import KvLayer, Value
 from tiercel.ops.recorder import Recorder
+from tiercel.ops.routing import Routing
 
+_OF_TRAINING_OR_DRAFTS = (
+    "ep_size",
+    "aux_loss_alpha",
+    "seq_aux",
+    "output_router_logits",
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+)
+_OF_MIXTURES = (
+    "n_routed_experts",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "moe_intermediate_size",
+    "n_group",
+    "topk_group",
+    "topk_method",
+    "scoring_func",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+)
 # The latents' norms have an epsilon of their own, whatever rms_norm_eps is.
 _LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(DecoderConfig):
-    """What latent attention adds. `q_rank` 0: queries come from the hidden state by one matrix. `head_dim` is a key's."""
+    """What latent attention adds. `q_rank` 0: one matrix makes the queries. `head_dim` is a key's."""
 
     q_rank: int
     rank: int
@@ -46,16 +72,47 @@ class DeepseekV3(Decoder):
 
     config: LatentConfig
     _architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
+    _usual_n_dense: ClassVar[int] = 3
+    _has_correction: ClassVar[bool] = True
+
+    def __init__(self, config: LatentConfig, mixture: MixtureConfig | None, n_dense: int, n_shared: int) -> None:
+        """`mixture` is of the layers from `n_dense` on, beside `n_shared` experts that every token goes through."""
+        super().__init__(config)
+        self.mixture, self.n_dense, self.n_shared = mixture, n_dense, n_shared
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Read a DeepSeek config; see `Model.from_config`."""
         fields = ConfigFields(config)
         sizes = read_sizes(fields, default_head_dim=fields.size("qk_rope_head_dim", 64))
-        _refuse_experts(fields, sizes)
         latent = read_latent(cls._architecture, fields, sizes, is_interleaved=cls._is_interleaved(fields))
+        n_dense = fields.raw("first_k_dense_replace")
+        n_dense = cls._usual_n_dense if n_dense is None else n_dense
+        if isinstance(n_dense, bool) or not isinstance(n_dense, int) or n_dense < 0:
+            raise fields.broken("first_k_dense_replace", n_dense, "a number of layers")
+        for name in _OF_TRAINING_OR_DRAFTS:
+            fields.raw(name)
+        fields.only("moe_layer_freq", 1, why="every layer past the dense ones is a mixture")
+        mixture, n_shared = None, 0
+        if n_dense < sizes.n_layers:
+            width, act = fields.size("moe_intermediate_size"), latent.act
+            mixture = MixtureConfig(routing=cls._routing(fields), intermediate_size=width, act=act)
+            n_shared = fields.size("n_shared_experts") if fields.has("n_shared_experts") else 0
+        for name in _OF_MIXTURES:  # nothing reads these where every layer is dense
+            fields.raw(name)
         fields.finish()
-        return cls(latent)
+        return cls(latent, mixture, n_dense, n_shared)
+
+    @classmethod
+    def _routing(cls, fields: ConfigFields) -> Routing:
+        fields.only("scoring_func", "sigmoid", why="DeepSeek V3 scores by the sigmoid")
+        fields.only("topk_method", "noaux_tc", why="DeepSeek V3 corrects its choice by a bias")
+        routing = read_experts(fields, "n_routed_experts", "num_experts_per_tok", 256, 8)
+        n_groups, n_kept = fields.size("n_group", 8), fields.size("topk_group", 4)
+        renormalises = fields.flag("norm_topk_prob", default=True)
+        scale = fields.float32("routed_scaling_factor", 2.5)
+        # A group's score is the sum of its two best.
+        return _grouped(fields, routing, n_groups, n_kept, 2, "sigmoid", renormalises=renormalises, scale=scale)
 
     @classmethod
     def _is_interleaved(cls, fields: ConfigFields) -> bool:
@@ -75,6 +132,35 @@ class DeepseekV3(Decoder):
         shapes = super().layer_weights()
         kept = {name: shape for name, shape in shapes.items() if not name.startswith("self_attn.")}
         return kept | latent_weights(self.config)
+
+    def weights_of_layer(self, i: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of layer i's weights."""
+        shapes = self.layer_weights()
+        if self.mixture is None or i < self.n_dense:
+            return shapes
+        c = self.config
+        kept = {name: shape for name, shape in shapes.items() if not name.startswith("mlp.")}
+        found = self.mixture.weights(c.hidden_size)
+        if self._has_correction:
+            found["gate.e_score_correction_bias"] = (self.mixture.routing.n_experts,)
+        if self.n_shared:
+            width = self.n_shared * self.mixture.intermediate_size
+            found |= {f"shared_experts.{name}_proj.weight": (width, c.hidden_size) for name in ("gate", "up")}
+            found["shared_experts.down_proj.weight"] = (c.hidden_size, width)
+        return kept | {f"mlp.{name}": shape for name, shape in found.items()}
+
+    def mlp(self, rec: Recorder, i: int, h: Value) -> Value:
+        """Write layer i's feed-forward: dense, or a mixture and its shared experts."""
+        if self.mixture is None or i < self.n_dense:
+            return super().mlp(rec, i, h)
+        prefix = f"model.layers.{i}.mlp"
+        bias = f"{prefix}.gate.e_score_correction_bias" if self._has_correction else None
+        y = self.mixture.record(rec, prefix, h, bias=bias)
+        if not self.n_shared:
+            return y
+        gate, up = (rec.linear(h, f"{prefix}.shared_experts.{name}_proj.weight") for name in ("gate", "up"))
+        shared = rec.linear(rec.gated(gate, up, self.config.act), f"{prefix}.shared_experts.down_proj.weight")
+        return rec.add(y, shared)
 
     def may_ignore(self, name: str) -> bool:
         """Tell whether a tensor may be left unread: besides a decoder's, layers past the last, which draft tokens."""
@@ -116,14 +202,59 @@ class DeepseekV3(Decoder):
 
 
 class DeepseekV2(DeepseekV3):
-    """DeepSeek V2 and V2-Lite: pairs are always interleaved, the feed-forward may have biases."""
+    """DeepSeek V2 and V2-Lite: interleaved pairs; experts are chosen by a softmax, and nothing is renormalised."""
 
     _architecture: ClassVar[str] = "DeepseekV2ForCausalLM"
+    _usual_n_dense: ClassVar[int] = 0
+    _has_correction: ClassVar[bool] = False
+
+    @classmethod
+    def _routing(cls, fields: ConfigFields) -> Routing:
+        fields.only("scoring_func", "softmax", why="DeepSeek V2 scores by the softmax")
+        fields.only("norm_topk_prob", False, why="DeepSeek V2 does not renormalise its weights")
+        fields.only("topk_method", "greedy", "group_limited_greedy", why="DeepSeek V2 chooses in one of these ways")
+        routing = read_experts(fields, "n_routed_experts", "num_experts_per_tok", 64, Required)
+        is_limited = fields.raw("topk_method") == "group_limited_greedy"
+        n_groups, n_kept = (fields.size("n_group"), fields.size("topk_group")) if is_limited else (1, 1)
+        scale = fields.float32("routed_scaling_factor", 1.0)
+        return _grouped(fields, routing, n_groups, n_kept, 1, "softmax", renormalises=False, scale=scale)
 
     @classmethod
     def _is_interleaved(cls, fields: ConfigFields) -> bool:
         fields.only("mlp_bias", False, why="no released DeepSeek has it")
         return True
+
+
+def _grouped(
+    fields: ConfigFields,
+    routing: Routing,
+    n_groups: int,
+    n_kept: int,
+    group_top: int,
+    scores: Literal["softmax", "sigmoid"],
+    *,
+    renormalises: bool,
+    scale: float,
+) -> Routing:
+    """Return the routing with its groups.
+
+    Raises:
+        ModelFileError: the numbers do not fit each other.
+    """
+    top = 1 if n_groups == 1 else group_top
+    found = replace(
+        routing,
+        scores=scores,
+        n_groups=n_groups,
+        n_groups_kept=n_kept,
+        group_top=top,
+        renormalises=renormalises,
+        scale=scale,
+    )
+    fault = found.broken()
+    if fault is not None:
+        raise fields.broken("n_group", n_groups, f"a choice that can be made ({fault})")
+    return found
 
 
 def latent_weights(c: LatentConfig) -> dict[str, tuple[int, ...]]:
@@ -192,7 +323,7 @@ def read_latent(architecture: str, fields: ConfigFields, sizes: Sizes, *, is_int
 
 
 def _long_text_factor(fields: ConfigFields, factor: float) -> float:
-    """Return what scores are multiplied with where a rotation is stretched: the square of its `mscale_all_dim` growth."""
+    """Return what a stretched rotation multiplies scores with: the square of its `mscale_all_dim` growth."""
     params = fields.raw("rope_parameters") or fields.raw("rope_scaling") or {}
     all_dim = params.get("mscale_all_dim") or 0.0
     if not all_dim or factor <= 1.0:
@@ -203,35 +334,3 @@ def _long_text_factor(fields: ConfigFields, factor: float) -> float:
 def _none(fields: ConfigFields, name: str) -> int:
     fields.raw(name)
     return 0
-
-
-def _refuse_experts(fields: ConfigFields, sizes: Sizes) -> None:
-    n_dense = fields.raw("first_k_dense_replace")
-    n_experts = fields.raw("n_routed_experts")
-    if n_experts and (not isinstance(n_dense, int) or n_dense < sizes.n_layers):
-        raise fields.refused("n_routed_experts", n_experts, "a mixture of experts; dense layers are")
-    # Nothing reads these where every layer is dense.
-    for name in _OF_EXPERTS:
-        fields.raw(name)
-
-
-_OF_EXPERTS = (
-    "n_shared_experts",
-    "moe_intermediate_size",
-    "n_group",
-    "topk_group",
-    "num_experts_per_tok",
-    "routed_scaling_factor",
-    "norm_topk_prob",
-    "topk_method",
-    "scoring_func",
-    "moe_layer_freq",
-    "ep_size",
-    "aux_loss_alpha",
-    "seq_aux",
-    "num_nextn_predict_layers",
-    "num_mtp_layers",
-    "output_router_logits",
-    "num_experts",
-    "num_local_experts",
-)

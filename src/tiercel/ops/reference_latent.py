@@ -39,7 +39,7 @@ def latent_rows(a: Floats, norm: Floats, eps: float, cos_sin: Floats | None, *, 
 
 
 def split_heads(w: Floats, heads: int, nope: int) -> tuple[Floats, Floats]:
-    """Return the two parts of kv_b_proj [heads * (nope + v), rank]: keys [heads, nope, rank], values [heads, v, rank]."""
+    """Return kv_b_proj [heads * (nope + v), rank] as two: keys [heads, nope, rank], values [heads, v, rank]."""
     whole = w.reshape(heads, -1, w.shape[1])
     return whole[:, :nope], whole[:, nope:]
 

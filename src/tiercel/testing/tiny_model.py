@@ -40,6 +40,27 @@ MIXTURE_CONFIG: Mapping[str, Any] = MappingProxyType(
     }
 )
 """Laid over `CONFIG`: a dense layer, then one with experts."""
+LATENT_CONFIG: Mapping[str, Any] = MappingProxyType(
+    {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "head_dim": 8,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "n_group": 2,
+        "topk_group": 1,
+    }
+)
+"""Laid over `CONFIG`: latent attention; a dense layer, then one with experts in groups."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Ids 256, 257 and 258; a byte's id is the byte."""
 CHAT_TEMPLATE = (
