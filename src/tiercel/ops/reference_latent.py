@@ -87,7 +87,8 @@ def head_linear(x: Floats, w: Floats) -> Floats:
         w        [H, K, N]  float32
         returns  [T, H, N]  float32; sums in float64, rounded once
     """
-    return np.einsum("thk,hkn->thn", x.astype(np.float64), w.astype(np.float64)).astype(np.float32)
+    y = np.einsum("thk,hkn->thn", x.astype(np.float64), w.astype(np.float64))
+    return np.asarray(y, np.float32)
 
 
 def sigmoid_gate(x: Floats, gate: Floats) -> Floats:

@@ -94,6 +94,8 @@ class PackedWeightStore:
     def head_matrices(self, weight: Weight, n_heads: int, n_keys: int, *, values: bool) -> "npt.NDArray[np.float32]":
         """Return one part of a latent attention's weight [H * (keys + values), rank], for the core's per-head products.
 
+        Its values are the checkpoint's, expanded: no `quantization` rounds them, as every token's keys go through them.
+
         Shapes:
             returns  keys: [H * keys * pad16(rank)]; values: [H * rank * pad16(v)]  float32, flat
 
