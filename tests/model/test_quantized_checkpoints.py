@@ -1,6 +1,8 @@
 """Checkpoints whose matrices lie in parts (FP4, FP8, GPTQ, AWQ): their values, their logits, and what is refused."""
 
+import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +12,15 @@ from tiercel import LLM, SamplingParams, boot
 from tiercel.base.config import EngineOptions
 from tiercel.base.errors import ConfigError, ModelFileError, UnsupportedModel
 from tiercel.loaders.checkpoint import open_checkpoint
+from tiercel.loaders.quantization_config import read_scheme
+from tiercel.loaders.quantized_matrices import Stored, gather_matrices
 from tiercel.models.registry import build_model
 from tiercel.ops.passes import lower_and_fuse
 from tiercel.ops.recorder import ComputeDtype
+from tiercel.quant.dequantize import dequantize
 from tiercel.quant.formats import Format
+from tiercel.quant.fp4 import E2M1, e8m0
+from tiercel.quant.fp8 import E4M3
 from tiercel.runner.reference import Chunk, ReferenceExecutor
 from tiercel.testing.native import float_tensors, native_logits, native_runner
 
@@ -62,11 +69,8 @@ def test_rows_can_be_made_in_any_pieces(tmp_path, scheme):
         np.testing.assert_array_equal(np.concatenate(pieces), tensor.rows())
 
 
-def test_all_256_bytes_of_an_fp8_matrix_and_all_16_codes_have_their_values(tmp_path):
+def test_all_256_bytes_of_an_fp8_matrix_and_all_16_codes_have_their_values():
     finite = np.isfinite(files.E4M3) & ((np.arange(256) & 127) != 127)
-    from tiercel.quant.fp4 import E2M1, e8m0
-    from tiercel.quant.fp8 import E4M3
-
     np.testing.assert_array_equal(E4M3[finite], files.E4M3[finite])
     assert np.isnan(E4M3[~finite]).all()
     np.testing.assert_array_equal(E2M1, files.E2M1)
@@ -75,11 +79,27 @@ def test_all_256_bytes_of_an_fp8_matrix_and_all_16_codes_have_their_values(tmp_p
     assert np.isnan(e8m0(exponents)[255])
 
 
-def test_gpt_oss_experts_are_one_tensor_of_all_their_matrices():
-    from tiercel.loaders.quantization_config import read_scheme
-    from tiercel.loaders.quantized_matrices import Stored, gather_matrices
-    from tiercel.quant.dequantize import dequantize
+PACKED_OUTSIDE = json.loads((Path(__file__).parent / "compressed_tensors.json").read_text())
 
+
+@pytest.mark.parametrize("case", PACKED_OUTSIDE, ids=[case["format"] for case in PACKED_OUTSIDE])
+def test_what_compressed_tensors_packs_has_the_values_that_it_unpacks(case):
+    """Written by tools/make_quantized_fixtures.py with that package."""
+    scheme = read_scheme({"quantization_config": files.compressed(case["format"], case["weights"])}, "config")
+    stored = {}
+    for suffix, (dtype, shape, raw) in case["parts"].items():
+        data = np.frombuffer(bytes.fromhex(raw), np.uint8)
+        stored[f"{Q}.{suffix}"] = Stored(f"{Q}.{suffix}", dtype, tuple(shape), data)
+    matrices, read = gather_matrices(scheme, stored)
+    assert read == set(stored)
+    matrix = matrices[f"{Q}.weight"]
+    _, shape, raw = case["values"]
+    expected = np.frombuffer(bytes.fromhex(raw), "<f4").reshape(shape)
+    got = dequantize(matrix.rows(0, shape[0]), matrix.format, matrix.shape)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_gpt_oss_experts_are_one_tensor_of_all_their_matrices():
     rng = np.random.default_rng(3)
     codes = rng.integers(0, 16, (2, 5, 3, 32), np.uint8)
     blocks = codes[..., 0::2] | codes[..., 1::2] << 4
@@ -91,7 +111,6 @@ def test_gpt_oss_experts_are_one_tensor_of_all_their_matrices():
         f"{name}_scales": Stored(f"{name}_scales", "U8", exponents.shape, exponents.reshape(-1)),
     }
     scheme = read_scheme({"quantization_config": {"quant_method": "mxfp4"}}, "config")
-    assert scheme is not None
     matrices, read = gather_matrices(scheme, stored)
     assert read == set(stored)
     assert matrices[name].shape == (2, 5, 96)
@@ -192,6 +211,17 @@ def test_fp8_weights_can_be_quantised_further_and_fp4_weights_cannot(tmp_path):
         boot.make_plan(EngineOptions(model=str(folder), quantization="q8_0"))
 
 
+def test_modelopts_own_file_is_read_where_the_config_is_silent(tmp_path):
+    config, tensors, floats = files.tiny_quantized("nvfp4-modelopt")
+    del config["quantization_config"]
+    folder = files.write(tmp_path / "model", config, tensors)
+    words = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": words}))
+    with open_checkpoint(folder) as checkpoint:
+        np.testing.assert_array_equal(checkpoint.tensors[f"{Q}.weight"].float32(), floats[f"{Q}.weight"])
+        assert any("FP8 keys and values" in note for note in checkpoint.quantization.notes)
+
+
 # Bad input: tensors.
 
 
@@ -260,6 +290,11 @@ def test_a_scale_or_weight_that_is_no_number_is_refused_by_name(tmp_path, scheme
 
 def test_a_global_scale_of_zero_is_refused(tmp_path):
     refused(tmp_path, "nvfp4", lambda _, t: t.update({f"{Q}.weight_global_scale": files.f32([0.0])}), "and is 0")
+
+
+@pytest.mark.parametrize(("scheme", "suffix"), [("nvfp4-modelopt", "weight_scale_2"), ("fp8-tensor", "weight_scale")])
+def test_scales_that_make_weights_infinite_are_refused(tmp_path, scheme, suffix):
+    refused(tmp_path, scheme, lambda _, t: t.update({f"{Q}.{suffix}": files.f32(3e38)}), rf"{Q}\..* is infinite")
 
 
 def test_codes_without_their_matrix_are_refused(tmp_path):

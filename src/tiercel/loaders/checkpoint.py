@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tiercel.loaders.safetensors_file import SafetensorsFile
 
 _INDEX = "model.safetensors.index.json"
+_MODELOPT = "hf_quant_config.json"
 _SINGLE = "model.safetensors"
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
@@ -419,6 +420,10 @@ def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
     from tiercel.loaders.stacked_experts import STACKING_MODEL_TYPES, split_experts
 
     config = read_json_object(folder / "config.json")
+    if "quantization_config" not in config and (folder / _MODELOPT).exists():
+        # Where ModelOpt wrote it before it wrote into config.json.
+        found = read_json_object(folder / _MODELOPT).get("quantization")
+        config["quantization_config"] = {**found, "quant_method": "modelopt"} if isinstance(found, dict) else found
     generation = folder / "generation_config.json"
     placed = _index(folder, names)
     files: list[SafetensorsFile] = []

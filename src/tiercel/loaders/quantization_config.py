@@ -252,14 +252,21 @@ def _quark(settings: _Settings) -> Scheme:
     if _rounds(settings, "kv_cache_quant_config"):
         notes.append(_KV_NOTE)
     ignored = _suffixes(settings.names("exclude"))
+    settings.finish("quant_mode version log_severity_level min_kv_scale")
     dtype = weight.take("dtype")
+    weight.only("is_dynamic", False, False)
+    weight.only("symmetric", True, True)
+    harmless = "observer_cls ch_axis round_method scale_type scale_calculation_mode"
     if dtype == "fp4":
         weight.only("scale_format", None, "e8m0")
         weight.only("group_size", None, 32)
+        weight.only("qscheme", "per_group", "per_group")
+        weight.finish(harmless)
         return Scheme("mxfp4", "Quark MXFP4", group=32, ignored=ignored, notes=tuple(notes))
     if dtype != "fp8_e4m3":
         raise weight.refuse("dtype", dtype, "fp4 or fp8_e4m3")
     weight.only("qscheme", None, "per_tensor", "per_channel")
+    weight.finish(harmless)
     return Scheme("fp8", "Quark FP8", ignored=ignored, notes=tuple(notes))
 
 

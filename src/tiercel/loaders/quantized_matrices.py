@@ -191,6 +191,8 @@ class Fp8(Matrix):
         of_rows = self._scales[np.arange(begin, end) // self._block[0]]
         with np.errstate(over="ignore"):
             values *= np.repeat(of_rows, self._block[1], axis=1)[:, :k]
+        if not np.isfinite(values).all():
+            raise ModelFileError(f"{self._stored.told()}; with {self.codes.name} a weight is infinite; fetch it again")
         return bf16_rows(values) if self.format is Format.BF16 else values.view(np.uint8)
 
 
@@ -318,7 +320,6 @@ _NOT_NEEDED = (
     "v_scale",
     "q_scale",
     "output_scale",
-    "k_proj.output_scale",
 )
 _COMPANIONS = (
     *(
