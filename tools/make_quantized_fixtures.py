@@ -18,7 +18,9 @@ from compressed_tensors.compressors import (
     MXFP4PackedCompressor,
     NVFP4PackedCompressor,
 )
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 
 OUT = Path(__file__).parent.parent / "tests" / "model" / "compressed_tensors.json"
 N, K = 6, 96
@@ -37,7 +39,17 @@ def stored(tensor: torch.Tensor) -> list[Any]:
 def one(file_format: str, compressor: Any, args: dict[str, Any], state: dict[str, torch.Tensor]) -> dict[str, Any]:
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
     packed = compressor.compress(state, scheme)
-    again = compressor.decompress(packed, scheme)["weight"].to(torch.float32)
+    if "weight_packed" in packed:
+        # Its `decompress` does this in bfloat16.
+        again = dequantize(
+            x_q=unpack_fp4_from_uint8(packed["weight_packed"], N, K, dtype=torch.float32),
+            scale=compressor._decompress_scale(packed["weight_scale"], torch.float32),
+            args=scheme.weights,
+            global_scale=packed.get("weight_global_scale"),
+            dtype=torch.float32,
+        )
+    else:
+        again = compressor.decompress(packed, scheme)["weight"].to(torch.float32)
     return {
         "format": file_format,
         "weights": args,

@@ -99,6 +99,23 @@ def test_what_compressed_tensors_packs_has_the_values_that_it_unpacks(case):
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "wider", "format"),
+    [("gptq-symmetric", "gptq-zero-points", Format.Q5_0), ("fp8-block-powers-of-two", "fp8-block", Format.F32)],
+)
+def test_experts_of_a_layer_have_one_format_and_their_own_values(scheme, wider, format):
+    stored, values = {}, {}
+    for expert, name in enumerate([scheme, wider, scheme]):
+        parts, values[expert] = files.SCHEMES[name][0](np.random.default_rng(expert), 16, 64)
+        for suffix, (dtype, shape, raw) in parts.items():
+            full = f"model.layers.0.mlp.experts.{expert}.up_proj.{suffix}"
+            stored[full] = Stored(full, dtype, tuple(shape), np.frombuffer(raw, np.uint8))
+    found, _ = gather_matrices(read_scheme({"quantization_config": files.SCHEMES[wider][1]}, "config"), stored)
+    for expert, matrix in enumerate(found.values()):
+        assert matrix.format is format
+        np.testing.assert_array_equal(dequantize(matrix.rows(0, 16), matrix.format, (16, 64)), values[expert])
+
+
 def test_gpt_oss_experts_are_one_tensor_of_all_their_matrices():
     rng = np.random.default_rng(3)
     codes = rng.integers(0, 16, (2, 5, 3, 32), np.uint8)

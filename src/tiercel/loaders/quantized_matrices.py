@@ -5,6 +5,7 @@ made of the parts when they are packed. Each scheme goes to the smallest format 
 stands in docs/decisions/0007. Which scheme a checkpoint has, `quantization_config` says.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -280,6 +281,11 @@ class Int4(Matrix):
         return self._scales.finite()
 
 
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+# Each holds what the ones before it of the same scheme hold.
+_WIDTHS = (Format.Q4_0, Format.Q5_0, Format.BF16, Format.F32)
+
+
 class _Parts:
     """The parts of one module; what is taken is counted as read."""
 
@@ -360,7 +366,22 @@ def gather_matrices(scheme: Scheme, stored: Mapping[str, Stored]) -> tuple[dict[
         elif scheme.kind == "mxfp4" and name.endswith("_blocks"):
             found |= _expert_blocks(part, stored, read)
     _refuse_left(scheme, stored, read)
+    _agree(found)
     return found, read
+
+
+def _agree(matrices: Mapping[str, Matrix]) -> None:
+    """Give the experts of one kind in a layer one format, as their kernel needs: the narrowest that holds all."""
+    alike: dict[str, list[Matrix]] = {}
+    for name, matrix in matrices.items():
+        if _EXPERT.search(name):
+            alike.setdefault(_EXPERT.sub(".experts.{}.", name), []).append(matrix)
+    for experts in alike.values():
+        formats = {matrix.format for matrix in experts}
+        if len(formats) > 1:
+            for matrix in experts:
+                # What a cached property was, or will be, computed as.
+                matrix.__dict__["format"] = max(formats, key=_WIDTHS.index)
 
 
 def _matrix(scheme: Scheme, name: str, codes: Stored, parts: _Parts) -> Matrix:
