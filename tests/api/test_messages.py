@@ -205,6 +205,23 @@ def test_a_call_that_is_cut_short_is_no_call():
     assert [block.type for block in whole.content] == ["text"]
 
 
+@pytest.mark.parametrize("n_tokens", STEPS)
+@pytest.mark.parametrize("n_cut", [len("Well. <tool_"), len("Well. <tool_call>"), len('Well. <tool_call>{"na')])
+def test_a_mark_that_max_tokens_cuts_is_no_text(monkeypatch, n_tokens, n_cut):
+    model = Said(f"Well. {WEATHER}")
+    whole = model.whole(tools=TOOLS, max_tokens=n_cut)
+    assert [shown(block) for block in whole.content] == [("text", "Well.")]
+    assert whole.stop_reason == "max_tokens"
+    assert_same(model.streamed(monkeypatch, n_tokens, tools=TOOLS, max_tokens=n_cut)[0], whole)
+
+
+def test_what_is_hardly_a_mark_stays_text_where_it_is_cut():
+    whole = Said(f"a {WEATHER}").whole(tools=TOOLS, max_tokens=len("a <to"))
+    assert [shown(block) for block in whole.content] == [("text", "a <to")]
+    whole = Said(f"a {WEATHER}").whole(max_tokens=len("a <tool_"))
+    assert [shown(block) for block in whole.content] == [("text", "a <tool_")]
+
+
 def test_only_one_call_is_given_where_calls_are_not_parallel(monkeypatch):
     model = Said(f"{WEATHER}\n{TIME}")
     choice = {"type": "auto", "disable_parallel_tool_use": True}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from kit import byte_tokenizer
-from scripted import CHAT, HI, MARKS, STEPS, TEMPLATE, TOOLS, Scripted, Streamed, assert_same, calls_of
+from scripted import CHAT, HI, MARKS, STEPS, TEMPLATE, TOOLS, Scripted, Streamed, assert_same, both, calls_of
 
 WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "n": 3}}\n</tool_call>'
 TIME = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
@@ -121,6 +121,14 @@ def test_text_held_for_a_stop_string_goes_through_the_parser_at_the_end(monkeypa
     streamed = Streamed(model.stream(monkeypatch, n_tokens, tools=TOOLS, stop=["</tool_call>X"]))
     assert calls_of(streamed.calls) == TWO[:1]
     assert (streamed.content, streamed.finish_reason) == ("", "tool_calls")
+
+
+@pytest.mark.parametrize("n_cut", [len("Well. <tool_"), len("Well. <tool_call>"), len('Well. <tool_call>{"na')])
+def test_a_mark_that_max_tokens_cuts_is_no_content(monkeypatch, n_cut):
+    model = Scripted('Well. <tool_call>{"name": "get_time", "arguments": {}}</tool_call>')
+    choice, _ = both(monkeypatch, model, tools=TOOLS, max_tokens=n_cut)
+    assert choice["message"]["content"] == "Well."
+    assert choice["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("n_tokens", STEPS)

@@ -208,7 +208,7 @@ class _ChatAnswer:
 
     def _parse_whole(self, last: "RequestOutput", parsed: list[ParsedOutput]) -> None:
         for one in last.outputs:
-            parsed[one.index].push(one.text, one.token_ids, is_last=True)
+            parsed[one.index].push(one.text, one.token_ids, is_last=True, is_cut=one.finish_reason == "length")
 
     def _choice(self, one: "CompletionOutput") -> dict[str, Any]:
         echo, finish_reason = self._prepared.echo, one.finish_reason
@@ -258,7 +258,8 @@ class _ChatAnswer:
         deltas = [{"content": one.text}] if one.text else []
         if self._parsed is not None:
             parsed = self._parsed[one.index]
-            deltas = parsed.push(one.text, one.token_ids, is_last=finish_reason is not None)
+            is_cut = finish_reason == "length"
+            deltas = parsed.push(one.text, one.token_ids, is_last=finish_reason is not None, is_cut=is_cut)
             finish_reason = parsed.finish_reason(finish_reason, one.stop_reason)
         entries = self._logprobs(one)
         token_ids = one.token_ids if self._ask.return_token_ids and not self._hides_tokens else None

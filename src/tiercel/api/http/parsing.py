@@ -149,12 +149,14 @@ class ParsedOutput:
         self._is_ended = False
         self._n_reasoning = 0
 
-    def push(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> list[Delta]:
-        """Take the next text and its tokens; give the deltas that it makes sure of."""
+    def push(self, text: str, token_ids: Sequence[int], *, is_last: bool, is_cut: bool = False) -> list[Delta]:
+        """Take the next text and its tokens; give the deltas that it makes sure of. `is_cut`: the last text was ended
+        by the limit of tokens, so what only begins a call is no content.
+        """
         self._count(token_ids)
         self._is_ended = is_last
         deltas: list[Delta] = []
-        for event in merged(self._events(text, is_last=is_last)):
+        for event in merged(self._events(text, is_last=is_last, is_cut=is_cut)):
             self._add(event, deltas)
         return deltas
 
@@ -193,16 +195,29 @@ class ParsedOutput:
             ]
         return message
 
-    def _events(self, text: str, *, is_last: bool) -> list[Event]:
+    def _events(self, text: str, *, is_last: bool, is_cut: bool) -> list[Event]:
         if self._parser is None:
             return [Content(text)] if text else []
         try:
             events = self._parser.feed(text) if text else []
-            return [*events, *self._parser.finish()] if is_last else events
+            if not is_last:
+                return events
+            ending = merged(self._parser.finish())
+            return [*events, *(one for one in ending if not (is_cut and self._begins_call(one)))]
         except Exception:  # noqa: BLE001  a request's boundary: logged with its id, and the text is answered as it is
             _log.error("request %s: its answer could not be taken apart", self._request_id, exc_info=True)
             self._parser = None
             return [Content(text)] if text else []
+
+    def _begins_call(self, event: Event) -> bool:
+        """Whether what was held back to the end is a call's mark, or half of one, and maybe what came behind it."""
+        if not isinstance(event, Content) or not self._plan.use.has_calls:
+            return False
+        text = event.text.lstrip()  # what stands between text and calls is held back too
+        return any(
+            text.startswith(mark) or (2 * len(text) > len(mark) and mark.startswith(text))
+            for mark in self._choice.call_marks
+        )
 
     def _add(self, event: Event, deltas: list[Delta]) -> None:
         if isinstance(event, Content):

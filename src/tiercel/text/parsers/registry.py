@@ -179,6 +179,12 @@ class ParserChoice:
         return self.calls is not None
 
     @property
+    def call_marks(self) -> tuple[str, ...]:
+        """What opens calls, or closes them, but what other text may well begin with: brackets alone."""
+        texts = CALL_FORMATS[self.calls].texts if self.calls is not None else ()
+        return tuple(text for text in texts if len(text) > _N_BRACKETS)
+
+    @property
     def has_reasoning(self) -> bool:
         """Whether reasoning is told apart."""
         return self.reasoning is not None
@@ -337,6 +343,7 @@ class ParserChoice:
 
 
 _NO_MARKERS: Final = Markers([])
+_N_BRACKETS: Final = 2  # characters of a mark that is only brackets
 
 # What a template or a vocabulary has -> the format; the first that fits counts, the most telling come first.
 _CALL_SIGNS: Final[Sequence[tuple[str, str]]] = (

@@ -175,7 +175,8 @@ class _MessageAnswer:
     def _events(self, one: "CompletionOutput") -> list[dict[str, Any]]:
         is_last = one.finish_reason is not None
         if self._parsed is not None:
-            deltas = self._parsed.push(one.text, one.token_ids, is_last=is_last)
+            is_cut = one.finish_reason == "length"
+            deltas = self._parsed.push(one.text, one.token_ids, is_last=is_last, is_cut=is_cut)
         else:
             deltas = [{"content": one.text}]
         events = self._blocks.push(deltas)

@@ -79,7 +79,8 @@ class Answer:
         if self._pieces is not None:
             self._take_tokens(self._pieces, one, is_last=is_last)
         elif self._parsed is not None:
-            self.output.push(self._parsed.push(one.text, one.token_ids, is_last=is_last))
+            is_cut = one.finish_reason == "length"
+            self.output.push(self._parsed.push(one.text, one.token_ids, is_last=is_last, is_cut=is_cut))
         elif one.text:
             self.output.push([{"content": one.text}])
         if is_last:
