@@ -201,7 +201,7 @@ def test_experts_bits_do_not_depend_on_level_rows_threads_or_passes(fmt, down):
     routes[40:120, :3] = [0, 1, 2]  # many rows of one expert: the kernels of many rows
     whole = mixture.run("scalar", x, routes, n_threads=1, rows_at_once=130)
     for level in LEVELS:
-        for n_threads, rows_at_once in ((1, 16), (2, 130), (3, 33)):
+        for n_threads, rows_at_once in ((1, 16), (2, 130), (3, 33), (2, 7), (3, 5)):
             got = mixture.run(level, x, routes, n_threads=n_threads, rows_at_once=rows_at_once)
             assert got.tobytes() == whole.tobytes(), (level, n_threads, rows_at_once)
         alone = [mixture.run(level, x[r : r + 1], routes[r : r + 1]) for r in (0, 57, 129)]

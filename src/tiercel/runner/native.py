@@ -237,7 +237,9 @@ def matrices_of(program: ops.Lowered) -> list[Weight]:
         elif isinstance(op, ops.LinearGroup):
             found.update((part.w.key, part.w) for part in op.parts)
         elif isinstance(op, ops.Experts):
-            found.update((one.key, one) for w in (op.gate, op.up, op.down) for one in w.each())
+            # An expert's matrices next to each other: it is read as one piece of memory.
+            families = (w.each() for w in (op.gate, op.up, op.down))
+            found.update((one.key, one) for expert in zip(*families, strict=True) for one in expert)
     return list(found.values())
 
 
