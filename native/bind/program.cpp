@@ -135,7 +135,7 @@ struct BoundRunner {
   }
 };
 
-nb::tuple outcome_tuple(StepOutcome&& o) {
+nb::tuple outcome_tuple(StepOutcome&& o, int64_t width) {
   const size_t n = o.row_token.size(), n_top = static_cast<size_t>(std::max(o.n_top, 0));
   const bool has_logprobs = o.n_top >= 0;
   nb::object logprob = nb::none(), rank = nb::none(), ids = nb::none(), tops = nb::none();
@@ -145,8 +145,18 @@ nb::tuple outcome_tuple(StepOutcome&& o) {
     ids = nb::cast(owned(std::move(o.top_ids), {n, n_top}));
     tops = nb::cast(owned(std::move(o.top_logprobs), {n, n_top}));
   }
+  nb::object rows = nb::none();
+  if (width > 0) rows = nb::cast(owned(std::move(o.rows), {n, static_cast<size_t>(width)}));
   return nb::make_tuple(o.step_id, viewed(std::move(o.row_seq)), viewed(std::move(o.row_pos)), viewed(std::move(o.row_token)), logprob,
-                        rank, ids, tops, o.compute_ns);
+                        rank, ids, tops, o.compute_ns, rows);
+}
+
+Unary unary_named(const std::string& name) {
+  constexpr std::pair<const char*, Unary> known[] = {
+      {"gelu", Unary::Gelu}, {"gelu_tanh", Unary::GeluTanh}, {"relu", Unary::Relu}, {"silu", Unary::Silu}, {"tanh", Unary::Tanh}};
+  for (const auto& [text, act] : known)
+    if (name == text) return act;
+  throw nb::value_error(("activate: got '" + name + "'; gelu, gelu_tanh, relu, silu or tanh is needed").c_str());
 }
 
 void bind_recording(nb::module_& m) {
@@ -346,7 +356,31 @@ void bind_recording(nb::module_& m) {
               throw nb::value_error("gated_norm: w needs one number a column of a head");
             r.add(logits_rows, op::GatedNorm{place_of(x), place_of(z), heads, head_dim, copy_of(w), eps, is_sigmoid, place_of(y)});
           },
-          "logits_rows"_a, "x"_a, "z"_a, "heads"_a, "head_dim"_a, "w"_a.none(), "eps"_a, "is_sigmoid"_a, "y"_a);
+          "logits_rows"_a, "x"_a, "z"_a, "heads"_a, "head_dim"_a, "w"_a.none(), "eps"_a, "is_sigmoid"_a, "y"_a)
+      .def(
+          "embed_rows",
+          [](Recording& r, const std::shared_ptr<PackedStore>& w, bool is_position, int32_t first, Buffer y) {
+            r.add(false, op::EmbedRows{r.keep(w), is_position, first, place_of(y)});
+          },
+          "w"_a, "is_position"_a, "first"_a, "y"_a)
+      .def(
+          "layer_norm",
+          [](Recording& r, bool logits_rows, Buffer x, int64_t width, const Floats& w, const Floats& bias, float eps, Buffer y) {
+            r.add(logits_rows, op::LayerNorm{place_of(x), width, copy_of(w), copy_of(bias), eps, place_of(y)});
+          },
+          "logits_rows"_a, "x"_a, "width"_a, "w"_a, "bias"_a, "eps"_a, "y"_a)
+      .def(
+          "activate",
+          [](Recording& r, bool logits_rows, Buffer x, int64_t width, const std::string& act) {
+            r.add(logits_rows, op::Activate{place_of(x), width, unary_named(act)});
+          },
+          "logits_rows"_a, "x"_a, "width"_a, "act"_a)
+      .def(
+          "sequence_attention",
+          [](Recording& r, Buffer qkv, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale) {
+            r.add(false, op::SequenceAttention{place_of(qkv), place_of(y), n_heads, n_kv_heads, head_dim, scale});
+          },
+          "qkv"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a);
 }
 
 void bind_runner(nb::module_& m) {
@@ -370,7 +404,8 @@ void bind_runner(nb::module_& m) {
       .def(
           "__init__",
           [](BoundRunner* self, Recording& recording, std::shared_ptr<KvMemory> kv, int64_t arena_bytes, Buffer logits, int64_t vocab,
-             int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus, int64_t state_slot_bytes) {
+             int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus, int64_t n_token_ids,
+             bool is_pooling, int64_t state_slot_bytes) {
             if (!recording.program) throw nb::value_error("StepRunner: this program is already in use");
             if (!cpus.empty() && static_cast<int32_t>(cpus.size()) != recording.program->n_threads())
               throw nb::value_error("cpus: needs one processor for each thread, or none");
@@ -380,23 +415,25 @@ void bind_runner(nb::module_& m) {
             pool.base = kv->region.data();
             const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
             recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len, state_slot_bytes);
-            auto runner = std::make_unique<StepRunner>(std::move(recording.program),
-                                                       StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot}, std::move(cpus));
+            auto runner = std::make_unique<StepRunner>(
+                std::move(recording.program), StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling},
+                std::move(cpus));
             new (self) BoundRunner(std::move(kv), std::move(recording.weights), std::move(runner));
           },
           "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a,
-          "state_slot_bytes"_a = 0)
+          "n_token_ids"_a, "is_pooling"_a = false, "state_slot_bytes"_a = 0)
       .def(
           "admit",
-          [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params) {
+          [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params,
+             std::optional<int64_t> n_first) {
             const int32_t s = b.check_slot(slot);
             if (static_cast<int64_t>(tokens.size()) > b.live().limits().max_len) throw nb::value_error("tokens: more than a slot holds");
-            const int64_t vocab = b.live().program().vocab();
+            const int64_t vocab = b.live().limits().n_token_ids;
             for (size_t i = 0; i < tokens.size(); ++i)
               if (tokens.data()[i] < 0 || tokens.data()[i] >= vocab) throw nb::value_error("tokens: an id is outside the vocabulary");
-            b.live().admit(s, span_of(tokens), n_prompt, params);
+            b.live().admit(s, span_of(tokens), n_prompt, params, n_first.value_or(INT64_MAX));
           },
-          "slot"_a, "tokens"_a, "n_prompt"_a, "params"_a)
+          "slot"_a, "tokens"_a, "n_prompt"_a, "params"_a, "n_first"_a = nb::none())
       .def(
           "set_pages",
           [](BoundRunner& b, int64_t slot, int64_t first, const Ints& pages) {
@@ -445,7 +482,7 @@ void bind_runner(nb::module_& m) {
                nb::gil_scoped_release release;
                runner.wait(1);
              }
-             return outcome_tuple(runner.collect());
+             return outcome_tuple(runner.collect(), runner.limits().is_pooling ? runner.program().vocab() : 0);
            })
       .def(
           "tokens",

@@ -53,6 +53,9 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                      thread_bytes = std::max(thread_bytes, attention_thread_bytes(o.n_heads, o.n_kv_heads, o.head_dim));
                      shared_bytes = std::max(shared_bytes, attention_shared_bytes(o.n_heads, o.head_dim, max_seqs, max_len, n_threads_));
                    },
+                   [&](op::SequenceAttention& o) {
+                     thread_bytes = std::max(thread_bytes, sequence_attention_thread_bytes(o.head_dim, max_tokens));
+                   },
                    [&](op::Norm& o) { thread_bytes = std::max(thread_bytes, o.width * 4 + 64); },
                    [&](op::Gated& o) { thread_bytes = std::max(thread_bytes, o.f * 4 + 64); },
                    [&](op::Router& o) { thread_bytes = std::max(thread_bytes, int64_t{12} * (o.n_experts + 16)); },
@@ -224,6 +227,17 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
           },
           [&](const op::SelectRows& o) { kernels_->select_rows({floats(o.x), cols(o.x), o.width, floats(o.y), cols(o.y)}, step, ctx); },
           [&](const op::Softcap& o) { kernels_->softcap({floats(o.x), cols(o.x), m, o.width, o.cap}, ctx); },
+          [&](const op::EmbedRows& o) {
+            kernels_->embed({&o.w, o.is_position ? step.row_pos : step.row_segment, m, floats(o.y), cols(o.y), 1.0f, o.first}, ctx);
+          },
+          [&](const op::LayerNorm& o) {
+            kernels_->layer_norm({floats(o.x), cols(o.x), m, o.width, o.w.data(), o.bias.data(), o.eps, floats(o.y), cols(o.y)}, ctx);
+          },
+          [&](const op::Activate& o) { kernels_->activate({floats(o.x), cols(o.x), m, o.width, o.act}, ctx); },
+          [&](const op::SequenceAttention& o) {
+            kernels_->sequence_attention({floats(o.qkv), cols(o.qkv), floats(o.y), cols(o.y), o.n_heads, o.n_kv_heads, o.head_dim, o.scale},
+                                         step, ctx);
+          },
           [&](const op::Add& o) { kernels_->add({floats(o.x), cols(o.x), floats(o.y), cols(o.y), m, o.width}, ctx); },
           [&](const op::Router& o) {
             kernels_->router({floats(o.x), cols(o.x), m, o.n_experts, o.top_k, o.scores, o.bias.empty() ? nullptr : o.bias.data(),

@@ -19,7 +19,7 @@ StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std:
     for (auto* v : {&w.seq_slot, &w.seq_start, &w.seq_tokens}) v->reserve(n_seqs);
     for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->reserve(n_seqs + 1);
     w.logits_seq_start.reserve(n_seqs);
-    for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq}) v->reserve(n_tokens);
+    for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.row_segment}) v->reserve(n_tokens);
     w.logits_rows.reserve(static_cast<size_t>(limits.max_rows));
     w.row_is_sample.reserve(static_cast<size_t>(limits.max_rows));
   }
@@ -37,11 +37,12 @@ StepRunner::~StepRunner() {
   thread_.join();
 }
 
-void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_prompt, SamplerParams params) {
+void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_prompt, SamplerParams params, int64_t n_first) {
   std::memcpy(token_row(slot), tokens.data(), tokens.size_bytes());
   Slot& s = slots_[static_cast<size_t>(slot)];
   s.params = std::move(params);
   s.n_prompt = n_prompt;
+  s.n_first = n_first;
 }
 
 void StepRunner::set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages) {
@@ -56,7 +57,8 @@ const char* StepRunner::submit(const StepRequest& request) {
     const int64_t count = request.seq_tokens[s], end = request.seq_start[s] + count;
     if (request.seq_slot[s] < 0 || request.seq_slot[s] >= limits_.n_slots) return "a slot is out of range";
     if (count < 1 || request.seq_start[s] < 0) return "a sequence computes no token or starts before 0";
-    const bool needs_next = request.seq_samples[s] || request.seq_scores[s]; // the token after the last row is read or written
+    const bool needs_next =
+        !limits_.is_pooling && (request.seq_samples[s] || request.seq_scores[s]); // the token after the last row is read or written
     if (end + (needs_next ? 1 : 0) > limits_.max_len) return "a sequence exceeds the slot's length";
     n_tokens += count;
     n_rows += request.seq_scores[s] ? count : (request.seq_samples[s] ? 1 : 0);
@@ -89,6 +91,7 @@ const char* StepRunner::submit(const StepRequest& request) {
   out.row_rank.assign(request.n_top >= 0 ? rows : 0, 0);
   out.top_ids.assign(rows * n_top, 0);
   out.top_logprobs.assign(rows * n_top, 0.0f);
+  out.rows.assign(limits_.is_pooling ? rows * static_cast<size_t>(program_->vocab()) : 0, 0.0f);
   {
     std::lock_guard lock(mutex_);
     ++n_queued_total_;
@@ -169,7 +172,7 @@ void StepRunner::serve() {
 void StepRunner::gather(Work& w) {
   for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->assign(1, 0);
   w.logits_seq_start.clear();
-  for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.logits_rows}) v->clear();
+  for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.row_segment, &w.logits_rows}) v->clear();
   w.row_is_sample.clear();
   StepOutcome& out = w.outcome;
   for (size_t s = 0; s < w.seq_slot.size(); ++s) {
@@ -188,6 +191,7 @@ void StepRunner::gather(Work& w) {
       w.row_token.push_back(ids[pos]);
       w.row_pos.push_back(pos);
       w.row_seq.push_back(static_cast<int32_t>(s));
+      w.row_segment.push_back(pos >= slots_[static_cast<size_t>(w.seq_slot[s])].n_first);
     }
     w.seq_rows.push_back(static_cast<int32_t>(w.row_token.size()));
     const auto n_logits = static_cast<int32_t>(w.logits_rows.size()) - w.logits_seq_rows.back();
@@ -217,7 +221,8 @@ void StepRunner::run(Work& work) {
               work.logits_seq_start.data(),
               work.logits_seq_rows.data(),
               reinterpret_cast<const int32_t*>(page_table_->data()),
-              limits_.pages_per_slot};
+              limits_.pages_per_slot,
+              work.row_segment.data()};
   team_.run(
       [](void* arg, int32_t thread) {
         auto* j = static_cast<Job*>(arg);
@@ -227,7 +232,7 @@ void StepRunner::run(Work& work) {
       &job);
   // The next step may already be queued and reads these tokens: written here, before this step counts as done.
   for (size_t r = 0; r < work.outcome.row_token.size(); ++r) {
-    if (!work.row_is_sample[r]) continue;
+    if (limits_.is_pooling || !work.row_is_sample[r]) continue;
     const auto s = static_cast<size_t>(work.outcome.row_seq[r]);
     // A failed row (-1) still needs a valid id: the sequence's next row may be in flight and is thrown away.
     token_row(work.seq_slot[s])[work.outcome.row_pos[r] + 1] = std::max(work.outcome.row_token[r], 0);
@@ -237,6 +242,12 @@ void StepRunner::run(Work& work) {
 
 void StepRunner::sample(Work& w, int32_t thread) {
   StepOutcome& out = w.outcome;
+  if (limits_.is_pooling) {
+    const auto width = static_cast<size_t>(program_->vocab());
+    for (int64_t r = thread; r < w.n_rows; r += program_->n_threads())
+      std::memcpy(out.rows.data() + static_cast<size_t>(r) * width, program_->logits_row(r), width * sizeof(float));
+    return;
+  }
   const auto n_top = static_cast<size_t>(std::max(w.outcome.n_top, 0));
   SamplerScratch& scratch = sampler_scratch_[static_cast<size_t>(thread)];
   // Masks mostly are there long before; sleeping lets the thread that makes them have this core.

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
     from tiercel.engine.client import EngineClient
     from tiercel.engine.config import EngineConfig
+    from tiercel.engine.pooling import Pooler
     from tiercel.loaders.checkpoint import Checkpoint
+    from tiercel.loaders.sentence_files import SentenceFiles
     from tiercel.models.info import ModelInfo
     from tiercel.models.model import Model
+    from tiercel.models.pooling import PoolingSpec
     from tiercel.ops.lowered import Lowered
     from tiercel.ops.place import Placement
     from tiercel.ops.program import Program
@@ -65,13 +68,12 @@ class Plan(msgspec.Struct, frozen=True):
     n_threads: int
     identity: str  # digest of all that decides the model's numbers
     placement: "Placement | None" = None  # of `lowered`, if it is known already
+    pooling: "PoolingSpec | None" = None  # of a model that pools
 
     @property
     def model(self) -> "Model":
         """The model, built of the checkpoint's config."""
-        from tiercel.models.registry import build_model
-
-        return build_model(self.checkpoint.config)
+        return _model_of(self.options.runner, self.checkpoint)[0]
 
     @property
     def program(self) -> "Program":
@@ -169,11 +171,12 @@ def make_plan(options: EngineOptions, resolved: ResolvedModel | None = None) -> 
 
 
 def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint: "Checkpoint") -> Plan:
-    from tiercel.models.registry import build_model
     from tiercel.models.weights import check_weights
     from tiercel.ops.passes import lower_and_fuse
 
-    model = build_model(checkpoint.config)
+    model, files = _model_of(options.runner, checkpoint)
+    if model.pooling is not None:
+        checkpoint = checkpoint.with_prefix("model.", model.expected_weights())
     check_weights(model, checkpoint.tensors)
     _check_dtype(options.dtype, checkpoint, model.expected_weights())
     if options.enable_prefix_caching and model.info.state_layers:
@@ -181,12 +184,43 @@ def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint
             f"enable_prefix_caching: {model.info.architecture} has layers with recurrent state, which is not kept for "
             "other requests; leave the option out"
         )
-    capacity = _capacity(options, model.info)
+    info, pooling = _pooling_of(model, files)
+    capacity = _capacity(options, info)
     program = _record(options, checkpoint, model, capacity.max_len_tokens)
     # The program's text holds the config, the formats and the rotary tables: all arithmetic but the weights' values.
     identity = hashlib.sha256(f"{checkpoint.digest()}\n{options.compute_dtype}\n{program.text()}".encode()).hexdigest()
     n_threads = options.threads or machine.usable_cpus()
-    return Plan(options, resolved, checkpoint, model.info, lower_and_fuse(program), capacity, n_threads, identity)
+    lowered = lower_and_fuse(program)
+    return Plan(options, resolved, checkpoint, info, lowered, capacity, n_threads, identity, pooling=pooling)
+
+
+def _model_of(runner: str, checkpoint: "Checkpoint") -> "tuple[Model, SentenceFiles | None]":
+    """Return the checkpoint's model, and what sentence-transformers' files beside it say.
+
+    Raises: ConfigError: it does not do what `runner` names.
+    """
+    from tiercel.loaders.sentence_files import read_sentence_files
+    from tiercel.models.registry import build_model
+
+    files = read_sentence_files(checkpoint.path) if checkpoint.kind == "safetensors" else None
+    is_embedder = runner == "pooling" or (runner == "auto" and files is not None and files.method is not None)
+    model = build_model(checkpoint.config, is_embedder=is_embedder)
+    if runner == "generate" and model.pooling is not None:
+        raise ConfigError(f'runner: got "generate"; {model.info.architecture} pools; leave it out')
+    return model, files
+
+
+def _pooling_of(model: "Model", files: "SentenceFiles | None") -> "tuple[ModelInfo, PoolingSpec | None]":
+    """Return the model's facts and how it pools; the files' word counts over the model's."""
+    info, spec = model.info, model.pooling
+    if spec is None or files is None:
+        return info, spec
+    if files.max_len_tokens is not None:
+        info = msgspec.structs.replace(info, max_len_tokens=min(info.max_len_tokens, files.max_len_tokens))
+    if "embed" in spec.tasks:
+        method = files.method or spec.method
+        spec = msgspec.structs.replace(spec, method=method, is_normalised=files.is_normalised)
+    return info, spec
 
 
 def _kv_dtype(options: EngineOptions) -> str:
@@ -260,7 +294,7 @@ def planned_tensors(
         # A router's choice is as good as its logits, and its matrix is small.
         is_router = name.endswith(".gate.weight")
         if wanted is not None and len(shape) == 2 and shape[1] % 32 == 0 and not is_router:
-            is_table = "embed_tokens" in name or name == "lm_head.weight"
+            is_table = "embed_tokens" in name or "embeddings." in name or name == "lm_head.weight"
             found = Format.Q8_0 if is_table else wanted
         planned[name] = PlannedTensor(shape, found)
     return planned
@@ -285,7 +319,9 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
     max_step_tokens = max(plan.options.max_num_batched_tokens, plan.capacity.max_num_seqs)
     settings = NativeSettings(
         max_step_tokens=max_step_tokens,
-        max_logits_rows=min(max_step_tokens, max(plan.capacity.max_num_seqs, 64)),
+        max_logits_rows=max_step_tokens
+        if plan.pooling is not None
+        else min(max_step_tokens, max(plan.capacity.max_num_seqs, 64)),
         kv_dtype=plan.kv_dtype,
         n_threads=plan.n_threads,
     )
@@ -394,6 +430,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
                 grammar_limits=_grammar_limits(options),
                 reasoning=_reasoning_config(options),
                 reasoning_texts=lambda: _reasoning_texts(tokenizer),
+                pooler=None if plan.pooling is None else _pooler(plan, runner),
             )
             start.keep(plan, runner)
         except BaseException:
@@ -406,6 +443,13 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
     return Engine(plan, runner, client, tokenizer, conversations)
 
 
+def _pooler(plan: Plan, runner: "NativeRunner") -> "Pooler":
+    from tiercel.engine.pooling import Pooler
+
+    assert plan.pooling is not None
+    return Pooler(plan.pooling, runner.limits.row_width)
+
+
 class _Start:
     """The kept plan of one start (`runner.ready`): looked for at once, believed only when it was verified."""
 
@@ -416,6 +460,8 @@ class _Start:
         self._place: Path | None = None
         # With a quantization, packing is not all there is to do. A folder is not kept (see `ready`).
         if options.quantization not in (None, "none") or resolved.path.suffix != ".gguf":
+            return
+        if options.runner == "pooling":  # which a kept plan does not know
             return
         from tiercel.runner import ready
 

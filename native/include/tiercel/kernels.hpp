@@ -74,6 +74,7 @@ struct StepView {
   const int32_t* logits_seq_rows;  // [S + 1]
   const int32_t* page_table;       // [slots, page_table_stride] page ids; entries past a sequence's last page are never read
   int64_t page_table_stride;
+  const int32_t* row_segment = nullptr; // [T] 0, or 1 from where a pair's second text begins
 };
 
 // One layer's share of the page pool. Page p of head h starts at base + p * page_stride_bytes + h * head_stride_bytes.
@@ -120,6 +121,7 @@ struct EmbedArgs {
   float* y; // [m, E]
   int64_t ldy;
   float scale;
+  int32_t first = 0; // added to each id
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w over each row of width columns. Results go to y (f32) or,
@@ -389,6 +391,42 @@ struct GatedNormArgs {
   int64_t ldy;
 };
 
+// y = (x - mean) / sqrt(variance + eps) * w + bias over each row of width columns. y may be x.
+struct LayerNormArgs {
+  const float* x;
+  int64_t ldx;
+  int64_t m;
+  int64_t width;
+  const float* w;    // [width]
+  const float* bias; // [width]
+  float eps;
+  float* y;
+  int64_t ldy;
+};
+
+enum class Unary : uint8_t { Gelu, GeluTanh, Relu, Silu, Tanh };
+
+// x = act(x), in place.
+struct ActivateArgs {
+  float* x;
+  int64_t ldx;
+  int64_t m;
+  int64_t width;
+  Unary act;
+};
+
+// Attention of every row to all rows of its own sequence in this step, later ones too; nothing is kept.
+struct SequenceAttentionArgs {
+  const float* qkv; // [T, (H + 2K) * D]: q, k, v
+  int64_t ld;
+  float* y; // [T, H * D]
+  int64_t ldy;
+  int32_t n_heads;
+  int32_t n_kv_heads;
+  int32_t head_dim;
+  float scale;
+};
+
 // Kinds of work that measure the machine: fused multiply-adds and int8 dot products in registers, reading in order.
 enum class Probe : uint8_t { Fma, Dot, Read };
 
@@ -421,6 +459,9 @@ struct KernelTable {
   void (*short_conv)(const ShortConvArgs&, const StepView&, const ThreadCtx&);
   void (*delta_rule)(const DeltaRuleArgs&, const StepView&, const ThreadCtx&);
   void (*gated_norm)(const GatedNormArgs&, const ThreadCtx&);
+  void (*layer_norm)(const LayerNormArgs&, const ThreadCtx&);
+  void (*activate)(const ActivateArgs&, const ThreadCtx&);
+  void (*sequence_attention)(const SequenceAttentionArgs&, const StepView&, const ThreadCtx&);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.
@@ -446,6 +487,7 @@ int64_t latent_run_bytes(KvType type, int32_t width);
 // Scratch that attention wants: of each thread, and once for the team, for at most max_tokens rows and max_len positions.
 int64_t attention_thread_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim);
 int64_t attention_shared_bytes(int32_t n_heads, int32_t head_dim, int64_t max_seqs, int64_t max_len, int32_t n_threads);
+int64_t sequence_attention_thread_bytes(int32_t head_dim, int64_t max_tokens);
 int64_t linear_thread_bytes(int64_t max_k, int64_t max_m);
 
 // Rows that experts takes at once of a step of max_m, so that its scratch stays small; and that scratch, once for the team.

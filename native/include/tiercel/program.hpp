@@ -49,6 +49,12 @@ struct Embed {
   float scale;
   BufferRef y;
 };
+struct EmbedRows { // a row of w for each token's position or segment, counted from row `first`
+  PackedMatrix w;
+  bool is_position;
+  int32_t first;
+  BufferRef y;
+};
 struct Norm {
   BufferRef x;
   int64_t width;
@@ -192,12 +198,29 @@ struct GatedNorm {
   bool is_sigmoid;
   BufferRef y;
 };
+struct LayerNorm {
+  BufferRef x;
+  int64_t width;
+  std::vector<float> w, bias;
+  float eps;
+  BufferRef y;
+};
+struct Activate {
+  BufferRef x;
+  int64_t width;
+  Unary act;
+};
+struct SequenceAttention {
+  BufferRef qkv, y;
+  int32_t n_heads, n_kv_heads, head_dim;
+  float scale;
+};
 } // namespace op
 
 using OpBody =
     std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated, op::SelectRows,
                  op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear, op::SigmoidGate,
-                 op::ShortConv, op::DeltaRule, op::GatedNorm>;
+                 op::ShortConv, op::DeltaRule, op::GatedNorm, op::EmbedRows, op::LayerNorm, op::Activate, op::SequenceAttention>;
 
 struct Op {
   Rows rows;

@@ -23,10 +23,12 @@ namespace tiercel {
 
 struct StepLimits {
   int64_t n_slots;
-  int64_t max_len;        // tokens of one slot
-  int64_t max_tokens;     // rows of one step
-  int64_t max_rows;       // rows with logits of one step
-  int64_t pages_per_slot; // page table row length
+  int64_t max_len;         // tokens of one slot
+  int64_t max_tokens;      // rows of one step
+  int64_t max_rows;        // rows with logits of one step
+  int64_t pages_per_slot;  // page table row length
+  int64_t n_token_ids;     // ids are 0 .. n_token_ids
+  bool is_pooling = false; // the program's rows are the result: they are given out, and nothing is sampled
 };
 
 // What a submitted step asks for; spans are copied.
@@ -45,6 +47,7 @@ struct StepOutcome {
   std::vector<int32_t> top_ids; // [R, n_top]
   std::vector<float> top_logprobs;
   int32_t n_top = -1;
+  std::vector<float> rows; // [R, width] of a pooling program
   int64_t compute_ns = 0;
 };
 
@@ -58,7 +61,8 @@ class StepRunner {
   StepRunner& operator=(const StepRunner&) = delete;
 
   // REQUIRES: the slot is free; ids are inside the vocabulary; tokens fit max_len.
-  void admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_prompt, SamplerParams params);
+  // n_first: tokens before a pair's second text.
+  void admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_prompt, SamplerParams params, int64_t n_first = INT64_MAX);
   void set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages);
 
   // Returns nullptr when the step was queued, else why it does not fit the limits (and nothing changed).
@@ -85,14 +89,14 @@ class StepRunner {
  private:
   struct Slot {
     SamplerParams params;
-    int64_t n_prompt = 0;
+    int64_t n_prompt = 0, n_first = INT64_MAX;
   };
   // One submitted step: its arrays are sized once, for the limits.
   struct Work {
     int64_t step_id = 0;
     std::vector<int32_t> seq_slot, seq_start, seq_rows, seq_tokens;
     std::vector<uint8_t> seq_samples, seq_scores;
-    std::vector<int32_t> row_token, row_pos, row_seq, logits_rows, logits_seq_start, logits_seq_rows;
+    std::vector<int32_t> row_token, row_pos, row_seq, row_segment, logits_rows, logits_seq_start, logits_seq_rows;
     std::vector<uint8_t> row_is_sample; // of logits rows
     std::vector<int32_t> seq_mask;      // which mask a sequence has; -1: none
     std::vector<uint32_t> masks;        // [n_masks, mask_words(V)]

@@ -32,6 +32,9 @@ const KernelTable table = {
     short_conv,
     delta_rule,
     gated_norm,
+    layer_norm,
+    activate,
+    sequence_attention,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

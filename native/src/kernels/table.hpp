@@ -45,4 +45,9 @@ void head_rotate(const HeadRotateArgs&, const ThreadCtx&);
 void head_linear(const HeadLinearArgs&, const ThreadCtx&);
 void sigmoid_gate(const SigmoidGateArgs&, const ThreadCtx&);
 
+// encoder.cpp
+void layer_norm(const LayerNormArgs&, const ThreadCtx&);
+void activate(const ActivateArgs&, const ThreadCtx&);
+void sequence_attention(const SequenceAttentionArgs&, const StepView&, const ThreadCtx&);
+
 } // namespace tiercel::TIERCEL_LEVEL

@@ -79,7 +79,7 @@ _MEDIA: Final = "pictures, sound and video are not there yet"
 _EXPERTS: Final = "mixture-of-experts models are not there yet"
 _SPECULATION: Final = "speculative decoding is not there yet"
 _TIERS: Final = "keys and values are kept in memory only, so far"
-_POOLING: Final = "models that embed, classify or rank are not there yet"
+_POOLING: Final = "how a model pools follows from its files"
 _STATE: Final = "models with a recurrent state are not there yet"
 _LOADING: Final = "how a model is read follows from its files"
 _CODE: Final = "refused: no code of a model repository or of a plugin is run"
@@ -253,7 +253,6 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "weight_transfer_config": ((), False),
     },
     _POOLING: {
-        "runner": (("auto", "generate"), False),
         "convert": (("auto", "none"), False),
         "pooler_config": (({},), False),
         "enable_flash_late_interaction": ((False, True), True),

@@ -103,6 +103,14 @@ class EngineOptions:
         help="quantise a dense model while loading: q8_0 or q4_0",
         why="a file is used as it is",
     )
+    runner: str = option(
+        "auto",
+        metavar="KIND",
+        group="model",
+        choices=("auto", "generate", "pooling"),
+        help="what the model does; pooling makes an embedder of one that would generate",
+        why="the model's files say it",
+    )
     seed: int | None = option(
         None,
         parse=parse_int_human,

@@ -36,13 +36,40 @@ def admit(
     if params.logprob_token_ids is None:
         _check_logprobs("logprobs", params.logprobs, limits.vocab_size, config.max_logprobs)
     _check_logprobs("prompt_logprobs", params.prompt_logprobs, limits.vocab_size, config.max_logprobs)
+    _check_priority(priority, config)
+    return _max_total_tokens(len(prompt_ids), params, limits)
+
+
+def admit_pooled(prompt_ids: list[int], limits: RunnerLimits, config: EngineConfig, *, priority: int = 0) -> None:
+    """Check a text that is to be pooled, not gone on with.
+
+    Raises:
+        PromptTooLong: it does not fit the context, the pool, or the one step that it must be computed in.
+        RequestError: anything else; `param` names the field.
+    """
+    if not prompt_ids:
+        raise RequestError("prompt: it is empty; at least one token is needed; send some text", param="prompt")
+    _check_ids("prompt", prompt_ids, limits.vocab_size)
+    _check_priority(priority, config)
+    n_max = min(limits.max_len_tokens, limits.n_pages * limits.page_size_tokens)
+    whole = ""
+    if limits.needs_whole and limits.max_step_tokens < n_max:
+        n_max, whole = limits.max_step_tokens, " in one step, as this model needs; raise max_num_batched_tokens,"
+    if len(prompt_ids) > n_max:
+        raise PromptTooLong(
+            f"prompt: {len(prompt_ids)} tokens; at most {n_max} fit{whole or ';'} shorten it, or set "
+            "truncate_prompt_tokens",
+            param="prompt",
+        )
+
+
+def _check_priority(priority: int, config: EngineConfig) -> None:
     if priority and config.scheduling_policy != "priority":
         raise RequestError(
             f"priority: got {priority}; 0 is needed, as this engine serves first come first; "
             "leave it out, or start the engine with scheduling_policy=priority",
             param="priority",
         )
-    return _max_total_tokens(len(prompt_ids), params, limits)
 
 
 def _max_total_tokens(n_prompt: int, params: SamplingParams, limits: RunnerLimits) -> int:

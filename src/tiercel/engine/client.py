@@ -22,12 +22,14 @@ import msgspec
 from tiercel.base.errors import EngineDead, RequestError, RequestFailed, TiercelError
 from tiercel.engine.core import EngineCore
 from tiercel.engine.outputs import RequestState, RequestSummary
+from tiercel.engine.pooling import Pooler
 from tiercel.engine.prompts import PreparedRequest, Prompt, PromptReader
 from tiercel.engine.request import NewSequence, SequenceUpdate
 from tiercel.engine.stats import EngineSnapshot
 from tiercel.kv.page_keys import PageKeys, root_key
 from tiercel.protocol.outputs import RequestOutput
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
+from tiercel.protocol.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 
 if TYPE_CHECKING:
     import asyncio
@@ -181,6 +183,24 @@ class RequestHandle:
             return None
 
 
+class PreparedPooling(msgspec.Struct, frozen=True):
+    """A text that is to be pooled, checked and not yet sent, and how its rows become the answer."""
+
+    request: PreparedRequest
+    params: PoolingParams
+    pooler: Pooler
+
+    def finish(self, output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
+        """Pool the rows of the request's one output.
+
+        Raises: RequestFailed: the request was aborted.
+        """
+        if output.rows is None:
+            raise RequestFailed(f"engine: {output.request_id} was aborted; it has no numbers; send it again")
+        data = PoolingOutput(self.pooler.finish(output.rows, self.params))
+        return PoolingRequestOutput(output.request_id, data, output.prompt_token_ids, output.num_cached_tokens or 0)
+
+
 class EngineClient:
     """Sends requests to an engine and hands out their outputs. Owns the engine: `close` ends it."""
 
@@ -195,6 +215,7 @@ class EngineClient:
         grammar_limits: "GrammarLimits | None" = None,
         reasoning: "ReasoningConfig | None" = None,
         reasoning_texts: Callable[[], ReasoningTexts] = lambda: ((), ()),
+        pooler: Pooler | None = None,
     ) -> None:
         """Become the one who is told what `core` produces.
 
@@ -204,6 +225,7 @@ class EngineClient:
         """
         self.core = core
         self.tokenizer = tokenizer
+        self.pooler = pooler  # of a model that pools; None: it generates
         if eos_ids is None:
             eos_ids = tokenizer.eos_ids if tokenizer is not None else ()
         self.eos_ids = frozenset(eos_ids)
@@ -308,6 +330,72 @@ class EngineClient:
 
         prepared = prepare_beams(self, prompt, params, priority=priority, cache_salt=cache_salt)
         return BeamHandle(self, prepared, params, request_id or os.urandom(16).hex())
+
+    def prepare_pooled(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        *,
+        second: str | None = None,
+        is_framed: bool = True,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> PreparedPooling:
+        """Check a text that is to be pooled, or with `second` a pair.
+
+        `is_framed`: put the tokens around it that the tokenizer puts around texts.
+
+        Raises:
+            RequestError: it is refused; `param` names the field.
+        """
+        pooler = self._pooler()
+        resolved = pooler.check(params or PoolingParams())
+        request = self._reader.prepare_pooled(
+            prompt,
+            resolved,
+            pooler.wants(resolved),
+            second=second,
+            is_framed=is_framed,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        return PreparedPooling(request, resolved, pooler)
+
+    def submit_pooled(self, prepared: PreparedPooling, *, request_id: str | None = None) -> RequestHandle:
+        """Send a text that is to be pooled; `PreparedPooling.finish` reads the handle's one output.
+
+        Raises:
+            RequestError: the queue is full, or the id is taken.
+            EngineDead: there is no engine any more.
+        """
+        return self._send(prepared.request, request_id, is_bounded=True)
+
+    def pool_many(
+        self,
+        prompts: Sequence[tuple[Prompt, str | None]],
+        params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> Iterator[tuple[int, PoolingRequestOutput[PoolingOutput] | TiercelError]]:
+        """Pool many texts, each with the second of a pair or None; give each one's index and output as it ends.
+
+        Raises: as `submit_pooled`, before anything runs; the first wrong one is named by its index.
+        """
+        every = _one_each("pooling_params", params or PoolingParams(), PoolingParams, len(prompts))
+        prepared = []
+        for i, (prompt, second) in enumerate(prompts):
+            try:
+                prepared.append(self.prepare_pooled(prompt, every[i], second=second))
+            except RequestError as error:
+                error.args = (f"prompt {i} of {len(prompts)}: {error}",)
+                raise
+        for i, result in self._run_many([one.request for one in prepared]):
+            yield i, result if isinstance(result, TiercelError) else prepared[i].finish(result)
+
+    def _pooler(self) -> Pooler:
+        if self.pooler is None:
+            raise RequestError(
+                "model: it generates and does not pool; a model that embeds or classifies is needed", param="model"
+            )
+        return self.pooler
 
     async def generate(
         self,
@@ -472,6 +560,8 @@ class EngineClient:
                     arrival_s=arrival_s,
                     priority=prepared.priority,
                     constraint=_constraint_of(prepared, thinking),
+                    pools=prepared.pools,
+                    n_first=prepared.n_first,
                 )
             )
         return new

@@ -67,6 +67,7 @@ class EngineCore:
                 f"engine: a runner of {limits.n_slots} slots, {limits.max_logits_rows} logits rows and "
                 f"{limits.max_step_tokens} tokens a step; at least one row and one token a slot are needed"
             )
+        assert not limits.row_width or limits.max_logits_rows >= limits.max_step_tokens, "engine: a row for each token"
         self.limits = limits
         self.config = config
         self.clock = clock
@@ -296,7 +297,7 @@ class EngineCore:
         self._in_flight.append(step)
         try:
             for s in step.admitted:
-                runner.admit(s.slot, s.token_ids, s.n_prompt, s.params, s.seed, s.stop_ids)
+                runner.admit(s.slot, s.token_ids, s.n_prompt, s.params, s.seed, s.stop_ids, s.n_first)
                 runner.set_pages(s.slot, 0, s.page_ids)
             for slot, first_idx, page_ids in step.page_writes:
                 runner.set_pages(slot, first_idx, page_ids)
@@ -389,7 +390,9 @@ class EngineCore:
         stats.compute_s = result.compute_ns * 1e-9
         if step.only_decodes:
             self._decode_s = stats.compute_s
-        if step.n_logprobs is None:
+        if result.rows is not None:
+            self._take_pooled(step, result)
+        elif step.n_logprobs is None:
             self._take_tokens(step, result)
         else:
             self._take_rows(step, result)
@@ -417,6 +420,31 @@ class EngineCore:
                 self._fail_row(sequence, token_id)
             else:
                 self._take_token(sequence, token_id, None)
+
+    def _take_pooled(self, step: PlannedStep, result: StepResult) -> None:
+        """Take a pooling model's rows; a sequence ends with its last."""
+        import numpy as np  # the rows are its arrays
+
+        assert result.rows is not None
+        seqs, positions = np.asarray(result.row_seq), np.asarray(result.row_pos)
+        for i, sequence in enumerate(step.sequences):
+            at = np.flatnonzero(seqs == i)
+            if len(at) == 0:
+                continue
+            if sequence.state is State.FINISHED or sequence in step.discarded:
+                self._totals["stale"] += len(at)
+                continue
+            rows = result.rows[at[0] : at[-1] + 1]
+            if not np.isfinite(rows).all():
+                self._fail_row(sequence, -1)
+                continue
+            n_known = sum(map(len, sequence.rows))
+            n_again = n_known - int(positions[at[0]]) if sequence.pools == "all" else 0  # before a preemption
+            sequence.rows.append(rows[max(n_again, 0) :])
+            if positions[at[-1]] == sequence.n_prompt - 1:
+                update = self._update(sequence, [])
+                update.rows = np.concatenate(sequence.rows)
+                self._end_sequence(sequence, update, reason="stop", is_complete=True)
 
     def _take_rows(self, step: PlannedStep, result: StepResult) -> None:
         """Take the rows of a step with log-probabilities: scored prompt positions too."""

@@ -21,6 +21,8 @@ from tiercel.text.detokenizer import Detokenizer
 from tiercel.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tiercel.text.tokenizer import Tokenizer
 
 _N_CONTEXT_TOKENS_MAX = 4  # tokens before one that ends inside a character; no character needs more
@@ -220,6 +222,7 @@ class RequestState:
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
         self._n_cached: int | None = None
+        self._rows: np.ndarray | None = None
         self._metrics = RequestMetrics(arrival_s=arrival_s)
 
     @property
@@ -288,6 +291,7 @@ class RequestState:
             finished=self.is_ended,
             num_cached_tokens=self._n_cached,
             metrics=replace(self._metrics),
+            rows=self._rows,
         )
 
     def summary(self) -> RequestSummary:
@@ -305,6 +309,8 @@ class RequestState:
 
     def _note(self, update: SequenceUpdate) -> None:
         metrics = self._metrics
+        if update.rows is not None:
+            self._rows = update.rows
         if update.token_ids:
             if metrics.first_token_s is None:
                 metrics.first_token_s = update.time_s

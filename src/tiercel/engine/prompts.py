@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiercel.base.errors import PromptTooLong, RequestError
-from tiercel.engine.admission import admit
+from tiercel.engine.admission import admit, admit_pooled
 from tiercel.engine.config import EngineConfig
-from tiercel.protocol.params import SamplingParams
+from tiercel.engine.request import Pools
+from tiercel.protocol.params import RequestOutputKind, SamplingParams
+from tiercel.protocol.pooling import PoolingParams
 from tiercel.protocol.step import RunnerLimits
 from tiercel.text.bad_words import bad_words_ids
 
@@ -40,6 +42,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     cache_salt: str | None
     grammar: "CompiledGrammar | None" = None
     budget: "ThinkingBudget | None" = None
+    pools: Pools | None = None
+    n_first: int | None = None
 
 
 class PromptReader:
@@ -88,13 +92,13 @@ class PromptReader:
         Raises:
             RequestError: it is refused; `param` names the field.
         """
-        text, token_ids, own_salt = self._read(prompt)
-        cache_salt = own_salt if cache_salt is None else cache_salt
-        if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+        if self._limits.row_width:
             raise RequestError(
-                f"cache_salt: got {cache_salt!r}; text of at least one letter is needed; leave it out",
-                param="cache_salt",
+                "model: it pools and does not generate; ask for embed, classify, score or encode, or their routes",
+                param="model",
             )
+        text, token_ids, own_salt = self._read(prompt)
+        cache_salt = _as_salt(own_salt if cache_salt is None else cache_salt)
         priority = _as_priority(priority)
         params = self._with_words(params)
         max_total = admit(token_ids, params, self._limits, self._config, priority=priority)
@@ -102,6 +106,68 @@ class PromptReader:
         budget = self._budget(params, token_ids if has_reasoned else [])
         grammar = self._grammar(params)
         return PreparedRequest(text, token_ids, params, max_total, priority, cache_salt, grammar, budget)
+
+    def prepare_pooled(
+        self,
+        prompt: Prompt,
+        params: PoolingParams,
+        pools: Pools,
+        *,
+        second: str | None = None,
+        is_framed: bool = True,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> PreparedRequest:
+        """Check a text, or with `second` a pair of texts, that is to be pooled.
+
+        Raises:
+            RequestError: it is refused; `param` names the field.
+        """
+        n_max = params.truncate_prompt_tokens
+        if n_max is not None:
+            limits = self._limits
+            fits = min(limits.max_len_tokens, limits.max_step_tokens if limits.needs_whole else limits.max_len_tokens)
+            if n_max > fits:
+                raise RequestError(
+                    f"truncate_prompt_tokens: got {n_max}; at most {fits} tokens fit; lower it, or set -1",
+                    param="truncate_prompt_tokens",
+                )
+            n_max = fits if n_max == -1 else n_max
+        side = params.truncation_side or "right"
+        own_salt = None
+        n_first = None
+        if (
+            isinstance(prompt, Mapping)
+            and prompt.get("prompt_token_ids") is None
+            and isinstance(prompt.get("prompt"), str)
+        ):
+            own_salt = prompt.get("cache_salt")
+            prompt = str(prompt["prompt"])
+        if isinstance(prompt, str):
+            text, (token_ids, n_first) = prompt, self._encode_framed(prompt, second, n_max, side, is_framed=is_framed)
+        else:
+            text, token_ids, own_salt = self._read(prompt)  # type: ignore[assignment]
+            if n_max is not None:
+                token_ids = token_ids[:n_max] if side == "right" else token_ids[-n_max:]
+        priority = _as_priority(priority)
+        admit_pooled(token_ids, self._limits, self._config, priority=priority)
+        plain = SamplingParams(
+            temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        salt = _as_salt(own_salt if cache_salt is None else cache_salt)
+        n_first = n_first if self._limits.n_segments > 1 else None
+        return PreparedRequest(text, token_ids, plain, len(token_ids), priority, salt, pools=pools, n_first=n_first)
+
+    def _encode_framed(
+        self, text: str, second: str | None, n_max: int | None, side: str, *, is_framed: bool
+    ) -> tuple[list[int], int | None]:
+        if self._tokenizer is None:
+            raise RequestError("prompt: got text; this model has no tokenizer; send prompt_token_ids", param="prompt")
+        # A vocabulary of words takes any number of spaces, or of unknown letters, for nothing or for one token.
+        if n_max is None and self._tokenizer.byte_decoding is not None:
+            for one in (text, second or ""):
+                self._check_chars(one)
+        return self._tokenizer.encode_framed(text, second, n_max=n_max, side=side, is_framed=is_framed)
 
     def _budget(self, params: SamplingParams, prompt_ids: Sequence[int]) -> "ThinkingBudget | None":
         """Begin the count of a bounded reasoning, with the prompt's own in it."""
@@ -227,6 +293,14 @@ def _as_priority(got: Any) -> int:
             )
         return operator.index(got)
     return int(got)
+
+
+def _as_salt(got: Any) -> str | None:
+    if got is not None and not (isinstance(got, str) and got):
+        raise RequestError(
+            f"cache_salt: got {got!r}; text of at least one letter is needed; leave it out", param="cache_salt"
+        )
+    return got
 
 
 def _as_ids(ids: Any) -> list[int]:

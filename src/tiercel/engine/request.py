@@ -12,7 +12,7 @@ The slot of a sequence that left RUNNING stays held back until no submitted step
 """
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -22,8 +22,14 @@ from tiercel.kv.page_keys import PageKeys
 from tiercel.protocol.params import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tiercel.sampling.budget_constraint import BudgetConstraint
     from tiercel.sampling.constraint import Constraint
+
+
+Pools = Literal["last", "all"]
+"""Which rows a pooled sequence gives: its last, or every one."""
 
 
 class State(enum.Enum):
@@ -57,6 +63,8 @@ class NewSequence(msgspec.Struct, frozen=True, eq=False):
     arrival_s: float
     priority: int = 0
     constraint: "Constraint | BudgetConstraint | None" = None  # its own: form of its text, bound of its reasoning
+    pools: Pools | None = None
+    n_first: int | None = None  # tokens of a pair's first text
 
 
 class SequenceUpdate(msgspec.Struct, eq=False):
@@ -74,6 +82,7 @@ class SequenceUpdate(msgspec.Struct, eq=False):
     n_cached_tokens: int = 0
     first_scheduled_s: float | None = None
     n_preemptions: int = 0
+    rows: "np.ndarray | None" = None  # float32 [T or 1, W] of a pooled sequence, with its finish_reason
 
 
 class Sequence(msgspec.Struct, eq=False):
@@ -96,6 +105,8 @@ class Sequence(msgspec.Struct, eq=False):
     reads_cache: bool
     constraint: "Constraint | BudgetConstraint | None" = None
     repetition: RepetitionWatch | None = None
+    pools: Pools | None = None
+    n_first: int | None = None
 
     state: State = State.WAITING
     slot: int = -1  # -1: none
@@ -108,6 +119,7 @@ class Sequence(msgspec.Struct, eq=False):
     n_cached_tokens: int = -1  # hit at first admission; -1: not admitted yet
     n_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs] = msgspec.field(default_factory=list)
+    rows: "list[np.ndarray]" = msgspec.field(default_factory=list)  # of a pooled sequence, in order
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -133,9 +145,12 @@ class Sequence(msgspec.Struct, eq=False):
             arrival_s=new.arrival_s,
             n_logprobs=vocab_size if params.logprobs == -1 else params.logprobs,
             n_prompt_logprobs=vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs,
-            reads_cache=not params.skip_reading_prefix_cache,
+            # What was cached has no rows.
+            reads_cache=not params.skip_reading_prefix_cache and new.pools != "all",
             constraint=new.constraint,
             repetition=RepetitionWatch(repeating) if repeating is not None else None,
+            pools=new.pools,
+            n_first=new.n_first,
             n_total=len(new.prompt_token_ids),
         )
 

@@ -25,7 +25,8 @@ A step that fails may leave pages that were keyed too early (`fail`): the keys s
 sequences that found one of these pages are computed again.
 
 Invariants, verified by `check`:
-1. A running sequence has one slot of its own, and pages for all that is planned; n_computed < n_total.
+1. A running sequence has one slot of its own, and pages for all that is planned; n_computed < n_total, but for a
+   pooled one whose last rows are on their way.
 2. A page's references are the running sequences whose table names it.
 3. Free, held and used slots are disjoint and all there are; at most max_num_seqs run.
 4. The queue is sorted, and what waits has neither slot nor pages.
@@ -77,13 +78,13 @@ class PlannedStep(Struct, eq=False):
         self.scores.append(scores)
         sequence.n_computed = start + n_tokens
         sequence.last_step_id = self.step_id
-        if samples:
+        if samples and sequence.pools is None:
             sequence.n_total += 1
             if sequence.constraint is not None:
                 self.masked.append(sequence)
             if sequence.n_logprobs is not None:
                 self._want_logprobs(sequence.n_logprobs)
-        if scores:
+        if scores and sequence.pools is None:
             self.has_scores = True
             self._want_logprobs(sequence.n_prompt_logprobs or 0)
         self.n_rows += n_tokens if scores else samples
@@ -130,7 +131,8 @@ class Scheduler:
         self._n_running_max = min(config.max_num_seqs, limits.n_slots)
         self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens)
         self._chunk_tokens_max = config.long_prefill_token_threshold
-        self._is_caching = config.enable_prefix_caching
+        # Where a token sees later ones, nothing of a text can be had without all of it.
+        self._is_caching = config.enable_prefix_caching and not limits.needs_whole
         self._free_slots = list(range(limits.n_slots - 1, -1, -1))
         self._held_slots: list[tuple[int, int]] = []  # (last step that names it, slot)
         self._released_slots: list[int] = []  # free, and the runner does not know yet
@@ -277,7 +279,7 @@ class Scheduler:
         prefilling = []
         for sequence in self.running:
             n_missing = sequence.n_total - sequence.n_computed
-            if n_missing != 1:
+            if n_missing != 1 or sequence.pools is not None:
                 prefilling.append(sequence)
             elif sequence.n_total < sequence.max_total_tokens:
                 step.add(sequence, 1, samples=True, scores=False)
@@ -294,8 +296,15 @@ class Scheduler:
     def _plan_chunk(self, step: PlannedStep, sequence: Sequence, n_left: int, *, n_rows_kept: int) -> int:
         n_missing = sequence.n_total - sequence.n_computed
         n = min(n_missing, n_left)
-        if self._chunk_tokens_max and len(self.running) + len(self.waiting) > 1:
+        if self._limits.needs_whole:
+            n = n if n == n_missing else 0
+        elif self._chunk_tokens_max and len(self.running) + len(self.waiting) > 1:
             n = min(n, self._chunk_tokens_max)
+        if sequence.pools is not None:
+            # A pooling runner has a row for each token of a step.
+            if n > 0:
+                step.add(sequence, n, samples=n == n_missing, scores=sequence.pools == "all")
+            return max(n, 0)
         scores = sequence.is_scoring and sequence.n_computed < sequence.n_prompt - 1 and n_missing > 1
         if scores:
             n = min(n, self._limits.max_logits_rows - step.n_rows - n_rows_kept)
@@ -315,6 +324,8 @@ class Scheduler:
                 return
             if step.n_rows >= self._limits.max_logits_rows or sequence.last_step_id > self._collected_id:
                 return  # in the second case tokens of it that were sampled before its preemption are still on their way
+            if self._limits.needs_whole and len(sequence.token_ids) > n_left:
+                return
             keys: list[bytes] = []
             if self._is_caching and sequence.reads_cache:
                 keys = sequence.page_keys.extend(sequence.token_ids)[: (len(sequence.token_ids) - 1) // self._page_size]
@@ -420,7 +431,9 @@ class Scheduler:
         assert sequence.state is State.RUNNING, f"{name} runs as {sequence.state}"
         assert sequence.n_room == len(sequence.page_ids) * self._page_size, f"{name}: n_room is not its pages'"
         assert 0 <= sequence.n_computed <= sequence.n_room, f"{name}: {sequence.n_computed} of {sequence.n_room} slots"
-        assert sequence.n_computed < sequence.n_total <= sequence.max_total_tokens, f"{name}: planned too far"
+        is_ahead = sequence.n_computed < sequence.n_total + (sequence.pools is not None)
+        assert is_ahead, f"{name}: planned too far"
+        assert sequence.n_total <= sequence.max_total_tokens, f"{name}: planned too far"
         assert n_known <= sequence.n_total, f"{name}: knows more tokens than were sampled"
         assert len(set(sequence.page_ids)) == len(sequence.page_ids), f"{name}: a page twice"
         sequence.page_keys.check(sequence.token_ids)

@@ -17,7 +17,16 @@ from tiercel.protocol.params import RequestOutputKind, SamplingParams
 if TYPE_CHECKING:
     # `boot` imports the engine while weights are packed; here it would come before.
     from tiercel.engine.prompts import Prompt
+    from tiercel.llm.pooling import Params as PoolingChoice
+    from tiercel.llm.pooling import Task
     from tiercel.protocol.outputs import RequestOutput
+    from tiercel.protocol.pooling import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from tiercel.text.conversation import Message
     from tiercel.text.tokenizer import Tokenizer
 
@@ -194,6 +203,65 @@ class LLM:
     ) -> Generator[str, None, None]:
         """Yield the answer to a conversation as it comes; closing the generator aborts it."""
         yield from self.stream(self._conversations.prompt(messages), sampling_params)
+
+    def embed(
+        self, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "PoolingChoice" = None
+    ) -> "list[EmbeddingRequestOutput]":
+        """Return a vector of each text; `outputs.embedding` is a list of floats.
+
+        Raises: as `generate`; RequestError also when the model does not embed.
+        """
+        from tiercel.llm import pooling
+
+        return [pooling.as_embedding(one) for one in self.encode(prompts, pooling_params, pooling_task="embed")]
+
+    def classify(
+        self, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "PoolingChoice" = None
+    ) -> "list[ClassificationRequestOutput]":
+        """Return a number for each label of each text; `outputs.probs` is a list of floats.
+
+        Raises: as `generate`; RequestError also when the model has no labels.
+        """
+        from tiercel.llm import pooling
+
+        return [pooling.as_classes(one) for one in self.encode(prompts, pooling_params, pooling_task="classify")]
+
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, pooling_params: "PoolingChoice" = None
+    ) -> "list[ScoringRequestOutput]":
+        """Score the first text with each of the second, or as many with as many; `outputs.score` is a float.
+
+        Raises: as `generate`; RequestError also when the model cannot score.
+        """
+        from tiercel.llm import pooling
+
+        firsts, seconds = ([data] if isinstance(data, str) else list(data) for data in (data_1, data_2))
+        if not seconds or len(firsts) not in (1, len(seconds)):
+            raise RequestError(
+                f"data_1: got {len(firsts)} texts for {len(seconds)} of data_2; 1 or as many are needed", param="data_1"
+            )
+        return pooling.score(self.client, firsts * (len(seconds) // len(firsts)), seconds, pooling_params)
+
+    def encode(
+        self,
+        prompts: "Prompt | Sequence[Prompt]",
+        pooling_params: "PoolingChoice" = None,
+        *,
+        pooling_task: "Task | None" = None,
+    ) -> "list[PoolingRequestOutput[PoolingOutput]]":
+        """Pool each text as the task says; `outputs.data` is float32 [W], or [T, W] for a task of tokens.
+
+        Raises: as `generate`; RequestError also when the model does not do that.
+        """
+        from tiercel.llm import pooling
+
+        return pooling.pool(self.client, [(one, None) for one in _as_list(prompts)], pooling_params, pooling_task)
+
+    def reward(
+        self, prompts: "Prompt | Sequence[Prompt]", *, pooling_params: "PoolingChoice" = None
+    ) -> "list[PoolingRequestOutput[PoolingOutput]]":
+        """Return a reward model's numbers of each token: `encode` with the task token_classify."""
+        return self.encode(prompts, pooling_params, pooling_task="token_classify")
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's counts so far."""

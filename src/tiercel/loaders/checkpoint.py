@@ -11,8 +11,8 @@ its author's code.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -116,6 +116,11 @@ class Tensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._known) + len(self._unsupported)
 
+    def renamed(self, rename: Callable[[str], str]) -> "Tensors":
+        """Return them under other names."""
+        known = {rename(name): tensor for name, tensor in self._known.items()}
+        return Tensors(known, {rename(name): kind for name, kind in self._unsupported.items()}, self._where)
+
     @property
     def unsupported(self) -> Mapping[str, str]:
         """Name -> type of the tensors that cannot be read."""
@@ -166,6 +171,18 @@ class Checkpoint:
     def tokenizer_source(self) -> "Path | GgufFile | MappedFile":
         """Where the tokenizer is: the folder, or the open GGUF file."""
         return self.path if self.kind == "safetensors" else self.files[0]  # type: ignore[return-value]
+
+    def with_prefix(self, prefix: str, expected: Iterable[str]) -> "Checkpoint":
+        """Return it with `prefix` before the names that are only with it those of `expected` weights.
+
+        Backbones that were saved alone lack the name of what they are a part of.
+        """
+        wanted = set(expected)
+
+        def rename(name: str) -> str:
+            return prefix + name if name not in wanted and prefix + name in wanted else name
+
+        return replace(self, tensors=self.tensors.renamed(rename))
 
     def release_pages(self, tensor: Tensor) -> None:
         """Let go of what is resident of a tensor's bytes: what was packed from them does not count twice."""

@@ -212,7 +212,7 @@ class Decoder(Model):
         return is_table or (self.config.is_tied and name == "lm_head.weight")
 
     def forward(self, rec: Recorder, options: RecordOptions) -> Value:
-        """Write one step in ops and return its logits."""
+        """Write one step in ops and return its logits, or what `head` makes of the last hidden states."""
         c = self.config
         x = rec.embed(f"{self.prefix}.embed_tokens.weight", scale=self.embed_scale(rec))
         tables: dict[str, Value] = {}
@@ -222,6 +222,11 @@ class Decoder(Model):
         for i in range(c.n_layers):
             x = self.layer(rec, options, i, x, tables)
         x = self.norm(rec, options, x, f"{self.prefix}.norm.weight")
+        return self.head(rec, x)
+
+    def head(self, rec: Recorder, x: Value) -> Value:
+        """Write what follows the final norm."""
+        c = self.config
         logits = rec.linear(x, f"{self.prefix}.embed_tokens.weight" if c.is_tied else "lm_head.weight")
         return rec.softcap(logits, c.final_softcap) if c.final_softcap else logits
 

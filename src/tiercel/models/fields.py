@@ -25,7 +25,7 @@ _HARMLESS = frozenset(
     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty is_decoder
     torchscript use_bfloat16 attn_implementation cache_implementation auto_map prefix model_max_length
     tokenizer_model_max_length is_llama_config unsloth_version unsloth_fixed transformers.js_config base_model_tp_plan
-    base_model_pp_plan keys_to_ignore_at_inference name_or_path""".split()  # noqa: SIM905 - one name a line, quoted, would be 90 lines
+    base_model_pp_plan keys_to_ignore_at_inference name_or_path attention_probs_dropout_prob""".split()  # noqa: SIM905 - one name a line, quoted, would be 90 lines
 )
 
 Required = object()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 import msgspec
 
 from tiercel.models.info import ModelInfo
+from tiercel.models.pooling import PoolingSpec
 from tiercel.ops.program import Program, Value
 from tiercel.ops.recorder import ComputeDtype, Recorder
 from tiercel.quant.formats import Format
@@ -53,6 +54,11 @@ class Model(ABC):
     def info(self) -> ModelInfo:
         """Facts about the model."""
 
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """How a pooling model's rows become its answers; None: the model gives logits."""
+        return None
+
     @abstractmethod
     def expected_weights(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight that the forward pass reads, by canonical name."""
@@ -63,7 +69,7 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, rec: Recorder, options: RecordOptions) -> Value:
-        """Write one step in ops and return its logits."""
+        """Write one step in ops and return its logits, or a pooling model's rows."""
 
     def record(
         self,
@@ -85,4 +91,5 @@ class Model(ABC):
         formats = {name: tensor.format for name, tensor in needed.items()}
         length = self.info.max_len_tokens if max_len_tokens is None else max_len_tokens
         rec = Recorder(self.info.architecture, shapes, formats, ComputeDtype(compute_dtype))
-        return rec.finish(self.forward(rec, RecordOptions(length, norm_weights_include_one)))
+        output = self.forward(rec, RecordOptions(length, norm_weights_include_one))
+        return rec.finish(output, is_pooling=self.pooling is not None)

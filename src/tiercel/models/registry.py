@@ -5,10 +5,18 @@ from types import MappingProxyType
 from typing import Any
 
 from tiercel.base.errors import UnsupportedModel
+from tiercel.models.bert import (
+    Bert,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    Roberta,
+    RobertaForSequenceClassification,
+)
 from tiercel.models.deepseek import DeepseekV2, DeepseekV3
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.model import Model
+from tiercel.models.pooled_decoder import POOLED_DECODERS
 from tiercel.models.qwen import Qwen2, Qwen3
 from tiercel.models.qwen3_5 import Qwen3_5, Qwen3_5Multimodal
 from tiercel.models.qwen_moe import Qwen3Moe
@@ -26,6 +34,14 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "DeepseekV3ForCausalLM": DeepseekV3,
         "Qwen3_5ForCausalLM": Qwen3_5,
         "Qwen3_5ForConditionalGeneration": Qwen3_5Multimodal,
+        "BertModel": Bert,
+        "BertForSequenceClassification": BertForSequenceClassification,
+        "BertForTokenClassification": BertForTokenClassification,
+        "RobertaModel": Roberta,
+        "RobertaForSequenceClassification": RobertaForSequenceClassification,
+        "XLMRobertaModel": Roberta,
+        "XLMRobertaForSequenceClassification": RobertaForSequenceClassification,
+        **POOLED_DECODERS,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -47,8 +63,10 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def build_model(config: Mapping[str, Any]) -> Model:
+def build_model(config: Mapping[str, Any], *, is_embedder: bool = False) -> Model:
     """Return the model that a config describes, its config read and checked.
+
+    `is_embedder`: the files say that its rows are pooled, though the config names a model that generates.
 
     Raises:
         UnsupportedModel: the architecture, or a field that changes its arithmetic, is not implemented.
@@ -63,4 +81,9 @@ def build_model(config: Mapping[str, Any]) -> Model:
         raise UnsupportedModel(
             f"config: architecture {shown[:80]} is not implemented; the known ones are {', '.join(ARCHITECTURES)}"
         )
-    return ARCHITECTURES[names[0]].from_config(config)
+    name = names[0]
+    if is_embedder and name.endswith("ForCausalLM"):
+        name = f"{name.removesuffix('ForCausalLM')}Model"
+        if name not in ARCHITECTURES:
+            raise UnsupportedModel(f"config: {names[0]} as an embedder is not implemented; {name} is none of the known")
+    return ARCHITECTURES[name].from_config(config)

@@ -15,6 +15,10 @@ KEY_SCALE_COLUMNS = 64
 """Columns of a key that share one scale in an int8 pool; a value has one scale."""
 
 
+UNARY: tuple[str, ...] = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
+"""The names `activate` accepts."""
+
+
 class Dim(enum.StrEnum):
     """A free dimension: how many rows a value has. All else is known when a program is recorded."""
 

@@ -62,7 +62,7 @@ class _Lowering:
         for op in self._program.ops:
             if op.op == "attention":
                 self._join_heads(op)
-            elif op.op == "gated":
+            elif op.op in ("gated", "sequence_attention"):
                 self._join([*op.inputs], op)
             elif op.op == "short_conv":
                 self._join_recurrent(op)
@@ -83,6 +83,10 @@ class _Lowering:
             "short_conv": self._short_conv,
             "delta_rule": self._delta_rule,
             "gated_norm": self._gated_norm,
+            "embed_rows": self._embed_rows,
+            "layer_norm": self._layer_norm,
+            "activate": self._activate,
+            "sequence_attention": self._sequence_attention,
         }
         for op in self._program.ops:
             if op.output in self._absorbed:
@@ -92,7 +96,12 @@ class _Lowering:
             emit[op.op](op)
         output = self._whole(self._program.output, self._program.ops[-1])
         return Lowered(
-            self._program.name, tuple(self._out), output, self._program.kv_layers, self._program.state_layers
+            self._program.name,
+            tuple(self._out),
+            output,
+            self._program.kv_layers,
+            self._program.state_layers,
+            self._program.is_pooling,
         )
 
     def _join_heads(self, op: OpCall) -> None:
@@ -327,6 +336,26 @@ class _Lowering:
         self._out.append(
             low.GatedNorm(x, z.buffer, z.col, heads, w, op.real("eps"), op.word("act"), self._new(op.output))
         )
+
+    def _embed_rows(self, op: OpCall) -> None:
+        self._out.append(low.EmbedRows(op.weights["w"], op.word("of"), op.integer("first"), self._new(op.output)))
+
+    def _layer_norm(self, op: OpCall) -> None:
+        x = self._whole(op.inputs[0], op)
+        y = self._new(op.output)
+        self._out.append(low.LayerNorm(x, op.weights["w"], op.weights["bias"], op.real("eps"), y))
+
+    def _activate(self, op: OpCall) -> None:
+        if not self._dies_at(op.inputs[0], op):
+            raise self._refuse(op, "its operand must not be read again, to be changed in place")
+        x = self._whole(op.inputs[0], op)
+        self._out.append(low.Activate(x, op.word("act")))
+        self._places[op.output] = _Columns(x, 0)
+
+    def _sequence_attention(self, op: OpCall) -> None:
+        qkv = self._places[op.inputs[0]].buffer
+        h, n_kv, d = op.integer("heads"), op.integer("kv_heads"), op.integer("head_dim")
+        self._out.append(low.SequenceAttention(qkv, h, n_kv, d, op.real("scale"), self._new(op.output)))
 
     def _refuse(self, op: OpCall, why: str) -> UnsupportedModel:
         return UnsupportedModel(f"ops.lower: {self._program.name}: {op} has no native form: {why}")

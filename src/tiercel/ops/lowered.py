@@ -27,6 +27,10 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     ShortConv    x, state                   y        y = act(each channel's filter over the sequence), of C columns of x
     DeltaRule    qkv, gate, beta, state     y        y = the gated delta rule's outputs                        [T, H*E]
     GatedNorm    x, z                       y        y = norm of each head of x, or x, times act(columns of z)
+    EmbedRows    step positions, segments   y        y = row first + position, or first + segment, of w         [T, E]
+    LayerNorm    x                          y        y = layer_norm(x, w, bias, eps)
+    Activate     x                          x        x = act(x)
+    SequenceAttention  qkv                  y        y = attention of q to all rows of its sequence in the step [T, H*D]
 
 Rules, held by `Lowered.check`: a residual may be y itself (in place), and is not Q8; after RopeKv, columns H*D.. of the
 qkv buffer are not defined; the parts of a LinearGroup fill disjoint columns of y; a LinearGroup on Q8 has quantised
@@ -47,7 +51,7 @@ from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
 from tiercel.ops.activations import broken_activation
 from tiercel.ops.costs import Cost
-from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
+from tiercel.ops.dims import ACTIVATION_GROUP, UNARY, Bounds, Dim
 from tiercel.ops.program import Constant, KvLayer, StateLayer, Weight, attr_text, constant_text
 from tiercel.ops.routing import Routing
 from tiercel.ops.vocabulary_recurrent import delta_rule
@@ -335,6 +339,47 @@ class GatedNorm(msgspec.Struct, frozen=True, tag="gated_norm"):
     y: Buffer
 
 
+class EmbedRows(msgspec.Struct, frozen=True, tag="embed_rows"):
+    """See the module's list. `of` is "position" or "segment"."""
+
+    kind: ClassVar[str] = "embed_rows"
+    w: Weight
+    of: str
+    first: int
+    y: Buffer
+
+
+class LayerNorm(msgspec.Struct, frozen=True, tag="layer_norm"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "layer_norm"
+    x: Buffer
+    w: Weight
+    bias: Weight
+    eps: float
+    y: Buffer
+
+
+class Activate(msgspec.Struct, frozen=True, tag="activate"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "activate"
+    x: Buffer
+    act: str
+
+
+class SequenceAttention(msgspec.Struct, frozen=True, tag="sequence_attention"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "sequence_attention"
+    qkv: Buffer
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    y: Buffer
+
+
 NativeOp = (
     RopeTable
     | Embed
@@ -356,6 +401,10 @@ NativeOp = (
     | ShortConv
     | DeltaRule
     | GatedNorm
+    | EmbedRows
+    | LayerNorm
+    | Activate
+    | SequenceAttention
 )
 """Any op of a lowered program."""
 
@@ -383,6 +432,10 @@ _READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
         ShortConv: ("x",),
         DeltaRule: ("qkv", "gate", "beta"),
         GatedNorm: ("x", "z"),
+        EmbedRows: (),
+        LayerNorm: ("x",),
+        Activate: ("x",),
+        SequenceAttention: ("qkv",),
     }
 )
 
@@ -393,7 +446,7 @@ def writes(op: NativeOp) -> Buffer:
         return op.qkv
     if isinstance(op, LatentKv):
         return op.latents
-    return op.x if isinstance(op, Softcap | Add) else op.y
+    return op.x if isinstance(op, Softcap | Add | Activate) else op.y
 
 
 def reads(op: NativeOp) -> tuple[Buffer, ...]:
@@ -411,13 +464,14 @@ def weights_of(op: NativeOp) -> tuple[Weight, ...]:
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """A program of native ops. `output` is the logits, F32 [R, V]."""
+    """A program of native ops. `output` is the logits, F32 [R, V]; with `is_pooling`, a pooling model's rows [R, W]."""
 
     name: str
     ops: tuple[NativeOp, ...]
     output: Buffer
     kv_layers: tuple[KvLayer, ...]
     state_layers: tuple[StateLayer, ...] = ()
+    is_pooling: bool = False
 
     def buffers(self) -> tuple[Buffer, ...]:
         """Return each buffer once, in order of first writing."""
@@ -483,8 +537,11 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
         return costs.experts(m, op.gate.n_experts, op.route.width // 2, each, op.x.width, op.y.width)
     if isinstance(op, DeltaRule):
         return delta_rule(op.key_heads, op.value_heads, op.key_dim, op.value_dim, bounds, op.gate.width)
+    if isinstance(op, SequenceAttention):
+        return costs.attention(m, bounds, op.n_heads, op.n_kv_heads, op.head_dim, 0, "float32")
     n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
     per_column = {"norm": 4, "gated": 5, "quantize": 3, "rope_kv": 3, "softcap": 4, "add": 1, "embed": 1}
+    per_column |= {"embed_rows": 1, "layer_norm": 6, "activate": 8}
     return Cost(per_column.get(op.kind, 0) * m * writes(op).width, n_bytes)
 
 
@@ -559,6 +616,17 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield not rounds or (op.gate.format.is_quantized and op.up.format.is_quantized), f"q8 activations for {op.gate}"
         yield not op.rounds_hidden or op.down.format.is_quantized, f"q8 activations for {op.down}"
         yield len({b.id for b in (op.x, op.route, y)}) == 3, "y must not be what is read"
+    elif isinstance(op, EmbedRows):
+        yield y.width == op.w.shape[1] and y.rows is Dim.TOKENS, f"y {y.type_text}"
+    elif isinstance(op, LayerNorm):
+        fits = _alike(op.x, y) and op.w.shape == op.bias.shape == (y.width,)
+        yield fits, f"x {op.x.type_text}, w {op.w}, bias {op.bias}, y {y.type_text}"
+    elif isinstance(op, Activate):
+        yield op.act in UNARY, f"act {op.act!r}"
+    elif isinstance(op, SequenceAttention):
+        q_width, kv_width = op.n_heads * op.head_dim, op.n_kv_heads * op.head_dim
+        fits = op.qkv.width == q_width + 2 * kv_width and y.width == q_width and op.qkv.rows is y.rows is Dim.TOKENS
+        yield fits, f"qkv {op.qkv.type_text}, y {y.type_text}"
 
 
 def _group_rules(op: LinearGroup) -> Iterator[tuple[bool, str]]:

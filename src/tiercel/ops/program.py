@@ -175,13 +175,14 @@ class StateLayer(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A recorded step. `output` is the logits, [R, V]."""
+    """A recorded step. `output` is the logits, [R, V]; with `is_pooling`, a pooling model's rows, [R, W]."""
 
     name: str
     ops: tuple[OpCall, ...]
     output: Value
     kv_layers: tuple[KvLayer, ...]
     state_layers: tuple[StateLayer, ...] = ()
+    is_pooling: bool = False
 
     def constants(self) -> tuple[Constant, ...]:
         """Return each constant once, in order of use."""
@@ -197,7 +198,7 @@ class Program(msgspec.Struct, frozen=True):
         lines += [str(layer) for layer in (*self.kv_layers, *self.state_layers)]
         lines += [constant_text(constant) for constant in self.constants()]
         lines += [str(op) for op in self.ops]
-        return "\n".join([*lines, f"return {self.output}"]) + "\n"
+        return "\n".join([*lines, f"return {'rows ' if self.is_pooling else ''}{self.output}"]) + "\n"
 
     def check(self) -> None:
         """Check that each value is written once, before it is read, and that keys and values have one writer a layer.

@@ -274,6 +274,26 @@ class Recorder:
         weights = {} if weight is None else {"w": self.weight(weight)}
         return self._record("gated_norm", (x, z), weights, {"heads": heads, "act": act, "eps": float(eps)})
 
+    def embed_rows(self, weight: str, of: str, *, first: int = 0) -> Value:
+        """Look up each token's "position" or "segment" in a weight [P, E], counted from row `first`."""
+        return self._record("embed_rows", (), {"w": self.weight(weight)}, {"of": of, "first": first})
+
+    def layer_norm(self, x: Value, weight: str, bias: str, eps: float) -> Value:
+        """Normalise every row around its mean."""
+        weights = {"w": self.weight(weight), "bias": self.weight(bias)}
+        return self._record("layer_norm", (x,), weights, {"eps": float(eps)})
+
+    def activate(self, x: Value, act: str) -> Value:
+        """Return act(x)."""
+        return self._record("activate", (x,), {}, {"act": act})
+
+    def sequence_attention(
+        self, q: Value, k: Value, v: Value, *, heads: int, kv_heads: int, head_dim: int, scale: float
+    ) -> Value:
+        """Attend each row to all rows of its own sequence in the step, later ones too."""
+        attrs: dict[str, Attr] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": float(scale)}
+        return self._record("sequence_attention", (q, k, v), {}, attrs)
+
     def format_of(self, weight: str) -> Format:
         """Return the format that a weight has in the checkpoint."""
         return self.weight(weight).format
@@ -288,14 +308,14 @@ class Recorder:
             raise ModelFileError(f"models: tensor {name} is missing from the checkpoint; {self._name} needs it")
         return Weight(name, self._shapes[name], self._formats[name])
 
-    def finish(self, output: Value) -> Program:
-        """Return the program whose result is `output`.
+    def finish(self, output: Value, *, is_pooling: bool = False) -> Program:
+        """Return the program whose result is `output`: logits, or a pooling model's rows.
 
         Raises:
             ShapeError: the program breaks its own rules; see `Program.check`.
         """
         layers = tuple(sorted(self._kv_layers, key=lambda layer: layer.index))
-        program = Program(self._name, tuple(self._ops), output, layers, state_layers_of(self._ops))
+        program = Program(self._name, tuple(self._ops), output, layers, state_layers_of(self._ops), is_pooling)
         program.check()
         return program
 

@@ -11,7 +11,16 @@ from typing import Any
 import msgspec
 
 from tiercel.base.errors import ShapeError
-from tiercel.ops import costs, reference_latent, reference_moe, reference_recurrent, vocabulary_latent, vocabulary_moe
+from tiercel.ops import (
+    costs,
+    reference_encoder,
+    reference_latent,
+    reference_moe,
+    reference_recurrent,
+    vocabulary_encoder,
+    vocabulary_latent,
+    vocabulary_moe,
+)
 from tiercel.ops import reference as definitions
 from tiercel.ops import vocabulary_recurrent as recurrent
 from tiercel.ops.activations import broken_activation
@@ -152,6 +161,21 @@ def _table_cost(call: OpCall, bounds: Bounds) -> Cost:
     return costs.rows(bounds.n_tokens, 0, call.output.width, 0)
 
 
+def _told(rule: Callable[[OpCall], tuple[Shape, str | None]]) -> Callable[[OpCall], Shape]:
+    def infer(call: OpCall) -> Shape:
+        shape, broken = rule(call)
+        got, _, needed = (broken or "").partition("; ")
+        _need(broken is None, call, got, needed)
+        return shape
+
+    return infer
+
+
+def _sequence_attention_cost(call: OpCall, bounds: Bounds) -> Cost:
+    heads, kv_heads, d = call.integer("heads"), call.integer("kv_heads"), call.integer("head_dim")
+    return costs.attention(bounds.of(call.output.rows), bounds, heads, kv_heads, d, 0, "float32")
+
+
 _SPECS = (
     OpSpec("embed", "w [V,E] -> [T,E]: row token of w, times scale", _embed, definitions.embed, _table_cost),
     OpSpec(
@@ -177,6 +201,28 @@ _SPECS = (
         _row_cost(0),
     ),
     OpSpec("softcap", "x -> cap * tanh(x / cap)", _softcap, definitions.softcap, _row_cost(4)),
+    OpSpec(
+        "embed_rows",
+        "w [P,E] -> [T,E]: row first + position of w, or first + segment",
+        _told(vocabulary_encoder.embed_rows),
+        definitions.embed,
+        _table_cost,
+    ),
+    OpSpec(
+        "layer_norm",
+        "x [.,n], w, bias [n] -> like x",
+        _told(vocabulary_encoder.layer_norm),
+        reference_encoder.layer_norm,
+        _row_cost(6),
+    ),
+    OpSpec("activate", "x -> act(x)", _told(vocabulary_encoder.activate), reference_encoder.activate, _row_cost(8)),
+    OpSpec(
+        "sequence_attention",
+        "q [T,H*D], k, v [T,K*D] -> like q; attends both ways to all rows of the sequence in the step; keeps nothing",
+        _told(vocabulary_encoder.sequence_attention),
+        reference_encoder.sequence_attention,
+        _sequence_attention_cost,
+    ),
     OpSpec(
         "router",
         "logits [.,X], bias [X] -> [.,2*top_k]: chosen experts by number, then their weights",

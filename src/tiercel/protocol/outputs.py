@@ -1,6 +1,10 @@
 """What a request produces, under vLLM's names, so that a script that reads them moves by changing its import."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(slots=True)
@@ -68,3 +72,4 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
     lora_request: None = field(default=None)
+    rows: "np.ndarray | None" = None  # float32 [T or 1, W] of a pooled text, before its pooler

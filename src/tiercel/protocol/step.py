@@ -30,6 +30,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         seq_samples                       bool [S]; True: the last row is sampled, its token written to the table
         seq_scores                        bool [S]; True: every row but a sampled last one gives the log-probability
                                           of the token after it
+        On a pooling model nothing is sampled: seq_samples asks for the last row, seq_scores for every row.
         seq_masked                        bool [S]; True: the sampled token is one of those that a mask allows, which
                                           `Runner.set_masks` brings before the step can end; None: no sequence has one
     """
@@ -60,6 +61,8 @@ class StepResult(msgspec.Struct, frozen=True):
         row_logprob    f32   [R]   log-probability of row_token, or None if the plan asked for none
         row_rank       int32 [R]   1 + number of tokens with a strictly greater logit; None likewise
         top_ids        int32 [R, N], top_logprobs f32 [R, N]   the likeliest, best first; None likewise
+        rows           f32   [R, W]  of a pooling model (`RunnerLimits.row_width`): what it gives instead of a token;
+                               row_token is 0 then
     """
 
     step_id: int
@@ -71,6 +74,7 @@ class StepResult(msgspec.Struct, frozen=True):
     top_ids: "np.ndarray | None" = None
     top_logprobs: "np.ndarray | None" = None
     compute_ns: int = 0
+    rows: "np.ndarray | None" = None
 
 
 class RunnerLimits(msgspec.Struct, frozen=True):
@@ -83,3 +87,6 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     page_size_tokens: int
     n_pages: int
     vocab_size: int
+    row_width: int = 0  # of a pooling model's rows; 0: the model generates
+    n_segments: int = 1  # kinds of text that the model tells apart
+    needs_whole: bool = False  # a sequence must be computed in one step, as its tokens see later ones

@@ -37,12 +37,13 @@ class Runner(Protocol):
         params: SamplingParams,
         seed: int,
         stop_ids: Sequence[int],
+        n_first: int | None = None,
     ) -> None:
         """Put a sequence's known tokens into a free slot.
 
         `token_ids` may hold generated tokens after the first `n_prompt_tokens` (a preempted sequence that returns).
         `seed` is the request's resolved seed. `stop_ids` are the ids that `min_tokens` forbids. Stop strings,
-        max_tokens and n are not the runner's.
+        max_tokens and n are not the runner's. `n_first` tokens come before a pair's second text; None: there is one.
         """
         ...
 

@@ -88,6 +88,7 @@ class NativeRunner:
         )
         logits = self.placement.places[program.output.id]
         cpus = machine.allowed_cpus()
+        vocab_size = _n_token_ids(program)
         self._runner = _native.StepRunner(
             program=recording,
             kv=self.kv,
@@ -101,6 +102,8 @@ class NativeRunner:
             # Pinned only when the team fills what it may use: else two teams would fight for the first processors.
             cpus=cpus if settings.n_threads == len(cpus) else [],
             state_slot_bytes=sum(layer.nbytes for layer in program.state_layers),
+            n_token_ids=vocab_size,
+            is_pooling=program.is_pooling,
         )
         # Where each slot's state stands; None for models without any.
         self._next_start = [0] * capacity.max_num_seqs if program.state_layers else None
@@ -111,7 +114,10 @@ class NativeRunner:
             max_logits_rows=settings.max_logits_rows,
             page_size_tokens=capacity.page_size_tokens,
             n_pages=capacity.n_pages,
-            vocab_size=program.output.width,
+            vocab_size=vocab_size,
+            row_width=program.output.width if program.is_pooling else 0,
+            n_segments=min((op.w.shape[0] for op in _segments(program)), default=1),
+            needs_whole=any(isinstance(op, ops.SequenceAttention) for op in program.ops),
         )
 
     @property
@@ -137,9 +143,10 @@ class NativeRunner:
         params: SamplingParams,
         seed: int,
         stop_ids: Sequence[int],
+        n_first: int | None = None,
     ) -> None:
         """See `Runner.admit`."""
-        self._runner.admit(slot, array("i", token_ids), n_prompt_tokens, native_params(params, seed, stop_ids))
+        self._runner.admit(slot, array("i", token_ids), n_prompt_tokens, native_params(params, seed, stop_ids), n_first)
 
     def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
         """See `Runner.set_pages`."""
@@ -195,8 +202,7 @@ class NativeRunner:
 
     def collect(self) -> StepResult:
         """See `Runner.collect`."""
-        step_id, seq, pos, token, logprob, rank, ids, tops, compute_ns = self._runner.collect()
-        return StepResult(step_id, seq, pos, token, logprob, rank, ids, tops, compute_ns)
+        return StepResult(*self._runner.collect())
 
     def last_logits(self, n_rows: int) -> "np.ndarray":
         """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""
@@ -228,11 +234,21 @@ def _check_heads(program: ops.Lowered, kv_dtype: str) -> None:
         )
 
 
+def _n_token_ids(program: ops.Lowered) -> int:
+    """Return how many ids there are: a pooling program's rows do not tell."""
+    table = next((op.w for op in program.ops if isinstance(op, ops.Embed)), None)
+    return program.output.width if table is None or not program.is_pooling else table.shape[0]
+
+
+def _segments(program: ops.Lowered) -> list[ops.EmbedRows]:
+    return [op for op in program.ops if isinstance(op, ops.EmbedRows) and op.of == "segment"]
+
+
 def matrices_of(program: ops.Lowered) -> list[Weight]:
     """Return the weights that a program uses as matrices, each once."""
     found: dict[str, Weight] = {}
     for op in program.ops:
-        if isinstance(op, ops.Embed):
+        if isinstance(op, ops.Embed | ops.EmbedRows):
             found[op.w.key] = op.w
         elif isinstance(op, ops.LinearGroup):
             found.update((part.w.key, part.w) for part in op.parts)
@@ -299,6 +315,19 @@ class _Lowering:
             self._at(op.y),
             op.y.kind is ops.BufferKind.Q8,
         )
+
+    def _embed_rows(self, op: ops.EmbedRows) -> None:
+        self._to.embed_rows(self._weights.matrix(op.w), op.of == "position", op.first, self._at(op.y))
+
+    def _layer_norm(self, op: ops.LayerNorm) -> None:
+        w, bias = self._weights.vector(op.w), self._weights.vector(op.bias)
+        self._to.layer_norm(op.y.rows is Dim.ROWS, self._at(op.x), op.x.width, w, bias, op.eps, self._at(op.y))
+
+    def _activate(self, op: ops.Activate) -> None:
+        self._to.activate(op.x.rows is Dim.ROWS, self._at(op.x), op.x.width, op.act)
+
+    def _sequence_attention(self, op: ops.SequenceAttention) -> None:
+        self._to.sequence_attention(self._at(op.qkv), self._at(op.y), op.n_heads, op.n_kv_heads, op.head_dim, op.scale)
 
     def _quantize(self, op: ops.Quantize) -> None:
         self._to.quantize(op.y.rows is Dim.ROWS, self._at(op.x), op.x.width, self._at(op.y))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tiercel.base.errors import ShapeError
 from tiercel.ops import lowered as low
 from tiercel.ops import reference as ref
+from tiercel.ops import reference_encoder as ref_encoder
 from tiercel.ops import reference_latent as latent
 from tiercel.ops import reference_moe as moe
 from tiercel.ops import reference_recurrent as rec
@@ -30,11 +31,15 @@ from tiercel.ops.vocabulary_moe import params_of, routing_of
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next tokens of one sequence in a step; the last `n_logits` of them get logits (None: all)."""
+    """The next tokens of one sequence in a step; the last `n_logits` of them get logits (None: all).
+
+    Tokens from position `n_first` on are of a pair's second text; None: there is one text.
+    """
 
     sequence: int
     token_ids: Sequence[int]
     n_logits: int | None = None
+    n_first: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class _Rows:
     positions: npt.NDArray[np.int64]
     logits_rows: npt.NDArray[np.int64]
     of_logits: "_Rows | None" = None
+    segments: npt.NDArray[np.int64] | None = None
 
     def of(self, dim: Dim) -> "_Rows":
         if dim is Dim.TOKENS:
@@ -169,6 +175,7 @@ class ReferenceExecutor:
         starts, firsts = [0], []
         wanted_starts, wanted_firsts = [0], []
         positions: list[int] = []
+        segments: list[int] = []
         wanted: list[int] = []
         for chunk in chunks:
             n = len(chunk.token_ids)
@@ -178,6 +185,7 @@ class ReferenceExecutor:
             first = self._sequences.setdefault(chunk.sequence, _Kept()).n_tokens
             firsts.append(first)
             positions += range(first, first + n)
+            segments += [chunk.n_first is not None and p >= chunk.n_first for p in range(first, first + n)]
             wanted += range(starts[-1] + n - n_logits, starts[-1] + n)
             starts.append(starts[-1] + n)
             wanted_starts.append(len(wanted))
@@ -187,7 +195,9 @@ class ReferenceExecutor:
         of_logits = _Rows(
             sequences, tuple(wanted_starts), tuple(wanted_firsts), token_ids[logits], at[logits], np.arange(len(logits))
         )
-        return _Rows(sequences, tuple(starts), tuple(firsts), token_ids, at, logits, of_logits)
+        return _Rows(
+            sequences, tuple(starts), tuple(firsts), token_ids, at, logits, of_logits, np.array(segments, np.int64)
+        )
 
     def weight(self, weight: Weight) -> Floats:
         """Return a weight's values as an op uses them."""
@@ -345,6 +355,18 @@ class ReferenceExecutor:
                 x, z = (_heads(value, op.integer("heads")) for value in inputs)
                 y = rec.gated_norm(x, z, weights.get("w"), op.real("eps"), op.word("act"))
                 return y.reshape(inputs[0].shape)
+            case "embed_rows":
+                return embed_rows(weights["w"], op.word("of"), op.integer("first"), rows)
+            case "layer_norm":
+                return ref_encoder.layer_norm(inputs[0], weights["w"], weights["bias"], op.real("eps"))
+            case "activate":
+                return ref_encoder.activate(inputs[0], op.word("act"))
+            case "sequence_attention":
+                q, k, v = inputs
+                n_kv, n_heads = op.integer("kv_heads"), op.integer("heads")
+                return attend_whole(
+                    rows, _heads(q, n_heads), _heads(k, n_kv), _heads(v, n_kv), op.real("scale")
+                ).reshape(q.shape)
         raise AssertionError(f"op {op.op} is in the vocabulary and not in the reference executor")
 
 
@@ -399,6 +421,19 @@ class _ArenaStep:
                 self._write(op.x, ref.softcap(self._floats(op.x), op.cap))
             case low.Add():
                 self._write(op.x, ref.add(self._floats(op.x), self._floats(op.y)))
+            case low.EmbedRows():
+                self._write(op.y, embed_rows(store.weight(op.w), op.of, op.first, rows))
+            case low.LayerNorm():
+                y = ref_encoder.layer_norm(self._floats(op.x), store.weight(op.w), store.weight(op.bias), op.eps)
+                self._write(op.y, y)
+            case low.Activate():
+                self._write(op.x, ref_encoder.activate(self._floats(op.x), op.act))
+            case low.SequenceAttention():
+                qkv = self._floats(op.qkv)
+                n_q, n_kv = op.n_heads * op.head_dim, op.n_kv_heads * op.head_dim
+                q, k, v = qkv[:, :n_q], qkv[:, n_q : n_q + n_kv], qkv[:, n_q + n_kv :]
+                heads = _heads(q, op.n_heads), _heads(k, op.n_kv_heads), _heads(v, op.n_kv_heads)
+                self._write(op.y, attend_whole(rows, *heads, op.scale).reshape(len(qkv), n_q))
             case low.Router():
                 bias = None if op.bias is None else store.weight(op.bias)
                 self._write(op.y, moe.router(self._floats(op.x), op.routing, bias))
@@ -500,6 +535,22 @@ class _ArenaStep:
         stored = self._rows_of(buffer)
         stored[:, : buffer.width] = q.view(np.uint8)
         stored[:, buffer.width : buffer.width + 4 * scales.shape[1]] = np.ascontiguousarray(scales).view(np.uint8)
+
+
+def embed_rows(w: Floats, of: str, first: int, rows: _Rows) -> Floats:
+    """Return the row of w that each token's position, or segment, names."""
+    ids = rows.positions if of == "position" else rows.segments
+    assert ids is not None
+    return ref.embed(ids + first, w)
+
+
+def attend_whole(rows: _Rows, q: Floats, k: Floats, v: Floats, scale: float) -> Floats:
+    """Attend each sequence's rows to all of its rows in the step."""
+    y = np.empty_like(q)
+    for start, end in zip(rows.starts, rows.starts[1:], strict=False):
+        own = slice(start, end)
+        y[own] = ref_encoder.sequence_attention(q[own], k[own], v[own], scale=scale)
+    return y
 
 
 def _heads(x: Floats, n: int) -> Floats:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -83,9 +84,11 @@ class FakeRunner:
         params: SamplingParams,
         seed: int,
         stop_ids: Sequence[int],
+        n_first: int | None = None,
     ) -> None:
         """Put a sequence's known tokens into a free slot."""
         assert self._rows[slot] is None, f"fake: slot {slot} is admitted twice"
+        assert n_first is None or self._limits.n_segments > 1, "fake: a pair for a model that knows none"
         assert 1 <= n_prompt_tokens <= len(token_ids) <= self._limits.max_len_tokens, "fake: wrong token counts"
         tokens: list[int | None] = [*token_ids]
         tokens += [None] * (self._limits.max_len_tokens - len(tokens))
@@ -208,6 +211,11 @@ class FakeRunner:
         for s in range(len(plan.seq_slot)):
             rows += self._run_sequence(plan, s)
         row_seq, row_pos, row_token = (np.array([row[i] for row in rows], np.int32) for i in range(3))
+        if self._limits.row_width:
+            values = np.array([fake_row(value, self._limits.row_width) for *_, value in rows], np.float32)
+            values = values.reshape(len(rows), self._limits.row_width)
+            none = np.zeros_like(row_token)
+            return StepResult(plan.step_id, row_seq, row_pos, none, compute_ns=self._compute_ns, rows=values)
         if plan.n_logprobs is None:
             return StepResult(plan.step_id, row_seq, row_pos, row_token, compute_ns=self._compute_ns)
         n = plan.n_logprobs
@@ -240,6 +248,8 @@ class FakeRunner:
         """Compute one sequence's tokens; return rows of (sequence, position, token, value)."""
         row = self._row(int(plan.seq_slot[s]))
         start, n = int(plan.seq_start[s]), int(plan.seq_tokens[s])
+        whole = not self._limits.needs_whole or (start == 0 and n == row.n_prompt)
+        assert whole, f"fake: {n} of {row.n_prompt} tokens of a text that must be computed whole"
         size = self._limits.page_size_tokens
         history = blake2b(digest_size=8)
         has_nan = False
@@ -260,6 +270,10 @@ class FakeRunner:
             self._positions[page, offset] = position
             history.update(np.uint64(value).tobytes())
             is_last = position == start + n - 1
+            if self._limits.row_width:
+                if plan.seq_scores[s] or (is_last and plan.seq_samples[s]):
+                    rows.append((s, position, 0, value))
+                continue
             if is_last and plan.seq_samples[s]:
                 sampled = (
                     -1
@@ -279,9 +293,16 @@ class FakeRunner:
         return rows
 
 
+def fake_row(value: int, width: int) -> list[float]:
+    """Give the row of a token whose slot holds `value`: a pooling model's, as far as this one goes."""
+    if value == _NAN:
+        return [float("nan")] * width
+    return [(value * (2 * k + 3) % 1009) / 504.5 - 1.0 for k in range(width)]
+
+
 def make_limits(**changes: int) -> RunnerLimits:
     """Give small limits for a test, with changes."""
-    limits = {
+    limits: dict[str, Any] = {
         "n_slots": 4,
         "max_len_tokens": 64,
         "max_step_tokens": 64,

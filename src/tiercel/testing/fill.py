@@ -36,7 +36,7 @@ def fill_by_name(name: str, shape: tuple[int, ...], *, norms_add_one: bool = Fal
     Norm weights lie around one, or around zero where the model adds the one; biases around zero with 0.1; the embedding
     has 0.5; a matrix has one over the root of its last axis, so that products keep their size.
     """
-    if "norm" in name and name.endswith(".weight"):
+    if "norm" in name.lower() and name.endswith(".weight"):
         norms_add_one = norms_add_one and "linear_attn" not in name  # Qwen3.5's norm of outputs is a plain one
         return fill(name, shape, base=0.0 if norms_add_one else 1.0, amp=0.1)
     if name.endswith(".bias"):

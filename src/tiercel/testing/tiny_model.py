@@ -94,6 +94,49 @@ def write_tiny_model(
     return folder
 
 
+ENCODER_CONFIG: Mapping[str, Any] = MappingProxyType(
+    {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "max_position_embeddings": 64,
+    }
+)
+
+
+def write_tiny_encoder(folder: Path, *, config: Mapping[str, Any] | None = None) -> Path:
+    """Write an encoder's folder, with a tokenizer of single letters, and return it. `config` is laid over its own."""
+    from safetensors.numpy import save_file
+
+    whole = {**ENCODER_CONFIG, **(config or {})}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    save_file(tiny_checkpoint(whole), str(folder / "model.safetensors"))
+    (folder / "tokenizer.json").write_text(letter_tokenizer_json(), encoding="utf-8")
+    return folder
+
+
+def letter_tokenizer_json() -> str:
+    """Return a tokenizer.json as BERT's: small letters and digits, whole or as a word's later part, [CLS] and [SEP]."""
+    from string import ascii_lowercase, digits
+
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    letters = [*ascii_lowercase, *digits]
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters)]
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(names[:4])
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return tokenizer.to_str()
+
+
 def byte_tokenizer_json() -> str:
     """Return a tokenizer.json of 256 one-byte tokens, each byte's id its value, and the special ones."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

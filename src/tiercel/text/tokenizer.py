@@ -141,18 +141,48 @@ class Tokenizer:
             RequestError: a text is not Unicode (it holds half of a surrogate pair).
         """
         for text in texts:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise RequestError(
-                    "prompt: half of a surrogate pair; text that UTF-8 can hold is needed; send the whole character",
-                    param="prompt",
-                ) from error
+            _check_unicode(text)
         with library_errors("text.tokenizer"):
             if len(texts) == 1 and len(texts[0]) < _LONG_CHARS:
                 return [self._backend.encode(texts[0], add_special_tokens=add_special_tokens).ids]
             done = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
             return [one.ids for one in done]
+
+    def encode_framed(
+        self,
+        text: str,
+        second: str | None = None,
+        *,
+        n_max: int | None = None,
+        side: str = "right",
+        is_framed: bool = True,
+    ) -> tuple[list[int], int | None]:
+        """Cut a text, or a pair, into ids with what frames it (`is_framed`), and keep at most `n_max` of them.
+
+        The longer text is cut first, at its `side` ("left" | "right"), and the frame stays.
+
+        Returns: the ids, and how many come before the second text's; None when its tokens are of no other segment.
+
+        Raises:
+            RequestError: a text is not Unicode, or n_max leaves it no token.
+        """
+        for one in (text, second or ""):
+            _check_unicode(one)
+        with library_errors("text.tokenizer"):
+            parts = [self._backend.encode(one, add_special_tokens=False) for one in (text, second) if one is not None]
+            if n_max is not None:
+                n_left = n_max - (self._backend.num_special_tokens_to_add(len(parts) == 2) if is_framed else 0)
+                if n_left < len(parts):
+                    raise RequestError(
+                        f"truncate_prompt_tokens: got {n_max}; what frames a text leaves it no token; raise it",
+                        param="truncate_prompt_tokens",
+                    )
+                lengths = _longest_first([len(part.ids) for part in parts], n_left)
+                for part, n in zip(parts, lengths, strict=True):
+                    part.truncate(n, direction=side)
+            whole = self._backend.post_process(parts[0], parts[1] if len(parts) > 1 else None, is_framed)
+        types = whole.type_ids
+        return whole.ids, types.index(1) if 1 in types else None
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Give the text of ids. Ids outside the vocabulary have none; invalid UTF-8 becomes U+FFFD."""
@@ -198,3 +228,26 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         """Find a token by its text in the vocabulary, such as `<|im_end|>`."""
         return self._backend.token_to_id(token)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            "prompt: half of a surrogate pair; text that UTF-8 can hold is needed; send the whole character",
+            param="prompt",
+        ) from error
+
+
+def _longest_first(lengths: list[int], n_left: int) -> list[int]:
+    """Cut lengths to `n_left` together, always the longer, and of equals the second."""
+    if len(lengths) == 1:
+        return [min(lengths[0], n_left)]
+    a, b = lengths
+    if a + b <= n_left:
+        return lengths
+    half = -(-n_left // 2)
+    if b <= n_left - half:
+        return [n_left - b, b]
+    return [min(a, half), n_left - min(a, half)]

@@ -10,6 +10,7 @@ from tiercel.api.http.schema import Generation
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from tiercel.api.http.pooling import Pooling
     from tiercel.api.http.running import Running
     from tiercel.api.http.service import Service
     from tiercel.api.http.settings import ServerSettings
@@ -133,7 +134,7 @@ def request_metrics(settings: "ServerSettings", running: "Running") -> dict[str,
     return in_ms
 
 
-def request_id_of(request: "Request", ask: Generation) -> str:
+def request_id_of(request: "Request", ask: "Generation | Pooling") -> str:
     """Give a request's id: its header's, else its body's, else the server's own."""
     state = request.scope["state"]
     own: str = state["request_id"]

@@ -82,6 +82,7 @@ def _prepare(service: Service, ask: ChatRequest, request: Request) -> tuple[Prep
 
 def prepare_chat(service: Service, ask: ChatRequest, request: Request) -> tuple[PreparedChat, list[Submission]]:
     """Check, write and cut the prompt. Runs on a thread of the server."""
+    service.check_generates()
     max_model_len = service.engine.max_model_len
     params = chat_params(
         ask,

@@ -94,6 +94,7 @@ def prepare_completion(
     service: Service, ask: CompletionRequest, request: Request
 ) -> tuple[list[Submission], list[Submission]]:
     """Check and cut the prompts. Runs on a thread of the server."""
+    service.check_generates()
     prompts = read_prompts(ask.prompt, service.settings.n_prompts_max)
     max_model_len = service.engine.max_model_len
     params = completion_params(ask, service.defaults, service.settings, max_model_len)

@@ -28,6 +28,7 @@ from tiercel.api.http.running import Handle, Running
 from tiercel.api.http.settings import ServerSettings
 from tiercel.api.http.tracing import make_tracer, note_running
 from tiercel.base.errors import ConfigError, ModelFileError, RequestError, TiercelError, UnknownModel
+from tiercel.engine.client import PreparedPooling
 from tiercel.protocol.beams import BeamSearchParams
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 from tiercel.text.chat_template import ChatTemplate, default_template
@@ -55,6 +56,7 @@ class Submission:
     cache_salt: str | None = None
     thinking: ThinkingMarks | None = None
     beams: BeamSearchParams | None = None  # a search, in place of `params`
+    pooled: PreparedPooling | None = None  # it is to be pooled
 
 
 class Service:
@@ -156,6 +158,18 @@ class Service:
                 del self._own_templates[next(iter(self._own_templates))]
         return made
 
+    def check_generates(self) -> None:
+        """Refuse a request for text of a model that pools.
+
+        Raises: RequestError
+        """
+        if self.engine.client.pooler is not None:
+            raise RequestError(
+                f"model: {self.settings.model_id} pools and does not generate; ask /v1/embeddings, /classify, "
+                "/score or /pooling",
+                param="model",
+            )
+
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here; no name means the one that is.
 
@@ -236,6 +250,9 @@ class Service:
         self.log.asked(request_id, submissions)
         try:
             for i, one in enumerate(submissions):
+                if one.pooled is not None:
+                    handles.append(self.engine.client.submit_pooled(one.pooled, request_id=f"{stem}-{i}"))
+                    continue
                 prompt: dict[str, Any] = {"prompt": one.text, "prompt_token_ids": one.token_ids}
                 if one.beams is not None:
                     found = self.engine.client.beam_search(
