@@ -225,7 +225,10 @@ def test_norm_weights_that_include_the_one_get_no_second():
 # Those that see have their text part in a config of its own.
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if not name.endswith("ConditionalGeneration")])
 def test_a_program_reads_exactly_the_expected_weights(architecture):
-    model = build_model(config(architecture))
+    given = config(architecture)
+    if "ert" in architecture:  # BERT's heads have keys of their own
+        del given["num_key_value_heads"]
+    model = build_model(given)
     program = model.record(tensors(model))
     assert {w.name: w.shape for w in program.weights()} == model.expected_weights()
     assert program.kv_layers == model.info.kv_layers

@@ -149,6 +149,10 @@ def test_two_attentions_cannot_share_a_layer():
 
 def test_every_op_has_a_tolerance_and_a_cost():
     rec, x = tiny()
+    x = rec.add(x, rec.embed_rows("table", "position"))
+    x = rec.activate(rec.layer_norm(x, "bias", "bias", 1e-5), "gelu")
+    q, k, v = (rec.linear(x, "square") for _ in range(3))
+    x = rec.add(x, rec.sequence_attention(q, k, v, heads=4, kv_heads=4, head_dim=16, scale=0.25))
     gated = rec.gated(rec.linear(x, "square"), rec.linear(x, "square"), "silu")
     mixed = rec.short_conv([rec.linear(x, "square")], ["filters"], layer=1, act="silu")
     gates = (rec.linear(x, "one"), rec.linear(x, "one"))
