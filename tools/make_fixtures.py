@@ -200,13 +200,29 @@ def models() -> dict[str, Any]:
             },
             layer_types=["linear_attention", "full_attention", "linear_attention"],
         ),
+        "qwen3_5_moe": hf.Qwen3_5MoeTextConfig(
+            **{name: value for name, value in QWEN3_5.items() if name != "intermediate_size"},
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=48,
+        ),
+        "qwen3_next": hf.Qwen3NextConfig(
+            **QWEN3_5 | {"rope_parameters": rope("default", 1e7, partial_rotary_factor=0.25)},
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=48,
+            mlp_only_layers=[1],
+            norm_topk_prob=True,
+        ),
     }
 
 
 def logits_of(config: Any) -> torch.Tensor:
     config._attn_implementation = "eager"
     model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    adds_one = config.model_type.startswith(("gemma", "qwen3_5"))
+    adds_one = config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
     seen: set[int] = set()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -226,7 +242,7 @@ def logits_of(config: Any) -> torch.Tensor:
 
 def ids_of(config: Any) -> list[int]:
     """Return the tokens: more than one 64-token chunk of the oracle's for recurrent models."""
-    n_tokens = 100 if config.model_type.startswith("qwen3_5") else N_TOKENS
+    n_tokens = 100 if config.model_type.startswith(("qwen3_5", "qwen3_next")) else N_TOKENS
     return [(7 * t + 3) % 128 for t in range(n_tokens)]
 
 

@@ -350,13 +350,14 @@ void bind_recording(nb::module_& m) {
           "qkv"_a, "gate"_a, "beta"_a, "heads"_a, "lower_bound"_a, "a_log"_a, "dt_bias"_a, "eps"_a, "y"_a, "state_offset"_a)
       .def(
           "gated_norm",
-          [](Recording& r, bool logits_rows, Buffer x, Buffer z, int64_t heads, int64_t head_dim, const std::optional<Floats>& w, float eps,
-             bool is_sigmoid, Buffer y) {
+          [](Recording& r, bool logits_rows, Buffer x, Buffer z, bool is_gate_per_head, int64_t heads, int64_t head_dim,
+             const std::optional<Floats>& w, float eps, bool is_sigmoid, Buffer y) {
             if (w && static_cast<int64_t>(w->size()) != head_dim)
               throw nb::value_error("gated_norm: w needs one number a column of a head");
-            r.add(logits_rows, op::GatedNorm{place_of(x), place_of(z), heads, head_dim, copy_of(w), eps, is_sigmoid, place_of(y)});
+            r.add(logits_rows,
+                  op::GatedNorm{place_of(x), place_of(z), is_gate_per_head, heads, head_dim, copy_of(w), eps, is_sigmoid, place_of(y)});
           },
-          "logits_rows"_a, "x"_a, "z"_a, "heads"_a, "head_dim"_a, "w"_a.none(), "eps"_a, "is_sigmoid"_a, "y"_a)
+          "logits_rows"_a, "x"_a, "z"_a, "is_gate_per_head"_a, "heads"_a, "head_dim"_a, "w"_a.none(), "eps"_a, "is_sigmoid"_a, "y"_a)
       .def(
           "embed_rows",
           [](Recording& r, const std::shared_ptr<PackedStore>& w, bool is_position, int32_t first, Buffer y) {

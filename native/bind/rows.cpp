@@ -279,10 +279,12 @@ void gated_norm_door(const std::string& level, int32_t n_threads, const Matrix<f
                      const std::optional<Vector<float>>& w, float eps, bool is_sigmoid, MatrixOut y) {
   const KernelTable& table = level_named(level);
   require_same_shape("gated_norm", x, y);
-  require_same_shape("gated_norm", x, z);
+  const bool is_per_head = columns(z) == heads;
+  require(rows(x) == rows(z) && (is_per_head || columns(x) == columns(z)), "gated_norm: z needs to be like x, or one column a head");
   require(heads >= 1 && columns(x) % heads == 0 && (!w || rows(*w) * heads == columns(x)), "gated_norm: heads or w do not fit x");
-  const GatedNormArgs a{x.data(), columns(x), rows(x),  z.data(),  columns(z), heads, columns(x) / heads, w ? w->data() : nullptr,
-                        eps,      is_sigmoid, y.data(), columns(y)};
+  const GatedNormArgs a{
+      x.data(), columns(x), rows(x),  z.data(),  columns(z), is_per_head, heads, columns(x) / heads, w ? w->data() : nullptr,
+      eps,      is_sigmoid, y.data(), columns(y)};
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.gated_norm(a, ctx); });
 }
 

@@ -27,6 +27,7 @@ MODELS = [
     "gemma3_pattern_3_softcap",
     "qwen3_moe",
     "qwen3_5",
+    "qwen3_5_moe",
 ]
 FORMATS = [Format.F32, Format.Q8_0, Format.Q4_0]
 KV_DTYPES = ("float32", "float16", "int8")

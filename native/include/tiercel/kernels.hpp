@@ -380,8 +380,9 @@ struct GatedNormArgs {
   const float* x; // [m, heads * head_dim]
   int64_t ldx;
   int64_t m;
-  const float* z; // as x
+  const float* z; // as x, or [m, heads]: one gate for all columns of a head
   int64_t ldz;
+  bool is_gate_per_head;
   int64_t heads;
   int64_t head_dim;
   const float* w; // [head_dim] or nullptr

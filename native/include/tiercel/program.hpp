@@ -192,6 +192,7 @@ struct DeltaRule {
 };
 struct GatedNorm {
   BufferRef x, z;
+  bool is_gate_per_head;
   int64_t heads, head_dim;
   std::vector<float> w; // empty: none
   float eps;

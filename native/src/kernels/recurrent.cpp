@@ -225,14 +225,14 @@ void gated_norm(const GatedNormArgs& a, const ThreadCtx& ctx) {
   const Range mine = share(a.m * a.heads, ctx);
   for (int64_t u = mine.begin; u < mine.end; ++u) {
     const int64_t row = u / a.heads, h = u % a.heads;
-    const float *x = a.x + row * a.ldx + h * a.head_dim, *z = a.z + row * a.ldz + h * a.head_dim;
+    const float *x = a.x + row * a.ldx + h * a.head_dim, *z = a.z + row * a.ldz + (a.is_gate_per_head ? h : h * a.head_dim);
     float* y = a.y + row * a.ldy + h * a.head_dim;
     const F16v factor = set1(a.w != nullptr ? norm_factor(x, a.head_dim, a.eps) : 1.0f);
     for (int64_t i = 0; i < a.head_dim; i += 16) {
       const int n = lanes_left(i, a.head_dim);
       F16v v = load_part(x + i, n);
       if (a.w != nullptr) v = mul(mul(v, factor), load_part(a.w + i, n));
-      const F16v gate = load_part(z + i, n);
+      const F16v gate = a.is_gate_per_head ? set1(*z) : load_part(z + i, n);
       store_part(y + i, mul(v, a.is_sigmoid ? sigmoid(gate) : silu(gate)), n);
     }
   }

@@ -222,6 +222,7 @@ class Program:
         logits_rows: bool,
         x: _Buffer,
         z: _Buffer,
+        is_gate_per_head: bool,
         heads: int,
         head_dim: int,
         w: _AnyFloats | None,

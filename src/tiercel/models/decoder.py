@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from tiercel.base.errors import UnsupportedModel
-from tiercel.models.fields import ConfigFields
+from tiercel.models.fields import ConfigFields, Required
 from tiercel.models.info import ModelInfo
 from tiercel.models.model import Model, RecordOptions
 from tiercel.models.rope import RopeParameters
@@ -77,10 +77,13 @@ class Sizes:
     max_position: int
 
 
-def read_sizes(fields: ConfigFields, *, default_head_dim: int | None = None) -> Sizes:
+def read_sizes(
+    fields: ConfigFields, *, default_head_dim: int | None = None, default_intermediate: object = Required
+) -> Sizes:
     """Read the sizes, and refuse what no dense decoder here implements.
 
-    Without `head_dim` in the config it is `default_head_dim`, or the hidden size over the heads.
+    Without `head_dim` in the config it is `default_head_dim`, or the hidden size over the heads; models without dense
+    feed-forwards may do without `intermediate_size`.
 
     Raises:
         ModelFileError: a size is missing or they do not fit each other.
@@ -97,7 +100,7 @@ def read_sizes(fields: ConfigFields, *, default_head_dim: int | None = None) -> 
     return Sizes(
         vocab_size=fields.size("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=fields.size("intermediate_size"),
+        intermediate_size=fields.size("intermediate_size", default_intermediate),
         n_layers=read_n_layers(fields),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,

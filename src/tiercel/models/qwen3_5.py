@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from tiercel.models.decoder import Decoder, DecoderConfig, default_scale, read_activation, read_sizes
-from tiercel.models.fields import ConfigFields
+from tiercel.models.fields import ConfigFields, Required
 from tiercel.models.info import ModelInfo
 from tiercel.models.model import RecordOptions
 from tiercel.models.rope import RopeParameters, parse_rope
@@ -67,38 +67,9 @@ class Qwen3_5(Decoder):
     @classmethod
     def _read(cls, config: Mapping[str, Any], architecture: str, *, is_tied: bool | None) -> Self:
         fields = ConfigFields(config)
-        fields.only("attn_output_gate", True, why="attention's outputs are always gated")
-        fields.only("attention_bias", False, why="Qwen3.5 has no biases in its attention")
-        fields.only("mlp_bias", False, why="Qwen3.5 has no biases in its feed-forward")
-        fields.only("mamba_ssm_dtype", "float32", why="the recurrent state is float32")
-        fields.only("hidden_act", "silu", "swish", why="the convolution and the feed-forward are made for it")
-        for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "max_window_layers"):
-            fields.raw(name)  # of the draft head, whose weights are not read
-        sizes = read_sizes(fields, default_head_dim=256)
-        rope = _read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position)
-        kinds = _read_layer_types(fields, sizes.n_layers)
-        linear = _read_linear(fields)
-        tied = fields.flag("tie_word_embeddings", default=False)
-        result = DecoderConfig(
-            architecture=architecture,
-            vocab_size=sizes.vocab_size,
-            hidden_size=sizes.hidden_size,
-            intermediate_size=sizes.intermediate_size,
-            n_heads=sizes.n_heads,
-            n_kv_heads=sizes.n_kv_heads,
-            head_dim=sizes.head_dim,
-            eps=fields.float32("rms_norm_eps", 1e-6),
-            act=read_activation(fields, "hidden_act", "silu"),
-            max_position=sizes.max_position,
-            is_tied=tied if is_tied is None else is_tied,
-            windows=(0,) * sizes.n_layers,
-            ropes={"rope": rope},
-            layer_ropes=tuple("rope" if kind == "full_attention" else None for kind in kinds),
-            attention_scale=default_scale(sizes.head_dim),
-            has_qk_norm=True,
-        )
+        found = cls(*read_qwen3_5(fields, architecture, is_tied=is_tied))
         fields.finish()
-        return cls(result, linear, kinds)
+        return found
 
     @property
     def info(self) -> ModelInfo:
@@ -117,9 +88,10 @@ class Qwen3_5(Decoder):
         if self.layer_types[i] == "full_attention":
             return shapes | {"self_attn.q_proj.weight": (2 * c.n_heads * c.head_dim, c.hidden_size)}
         others = {name: shape for name, shape in shapes.items() if not name.startswith("self_attn.")}
-        return others | {f"linear_attn.{part}": shape for part, shape in self._linear_weights().items()}
+        return others | {f"linear_attn.{part}": shape for part, shape in self.linear_weights().items()}
 
-    def _linear_weights(self) -> dict[str, tuple[int, ...]]:
+    def linear_weights(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a linear layer's mixer."""
         n, hidden = self.linear, self.config.hidden_size
         return {
             "in_proj_qkv.weight": (n.channels, hidden),
@@ -165,10 +137,15 @@ class Qwen3_5(Decoder):
         y = rec.gated_norm(y, gate, None, heads=1, act="sigmoid")
         return rec.linear(y, f"{prefix}.o_proj.weight")
 
+    def projections(self, rec: Recorder, prefix: str, h: Value) -> tuple[list[Value], Value, Value, Value]:
+        """Write a linear layer's projections: queries, keys and values side by side; output gates; decays; betas."""
+        qkv, z, a, b = (rec.linear(h, f"{prefix}.in_proj_{part}.weight") for part in ("qkv", "z", "a", "b"))
+        return [qkv], z, a, b
+
     def _delta_net(self, rec: Recorder, i: int, h: Value) -> Value:
         n, prefix = self.linear, f"{self.prefix}.layers.{i}.linear_attn"
-        qkv, z, a, b = (rec.linear(h, f"{prefix}.in_proj_{part}.weight") for part in ("qkv", "z", "a", "b"))
-        mixed = rec.short_conv([qkv], [f"{prefix}.conv1d.weight"], layer=i, act="silu")
+        parts, z, a, b = self.projections(rec, prefix, h)
+        mixed = rec.short_conv(parts, [f"{prefix}.conv1d.weight"], layer=i, act="silu")
         y = rec.delta_rule(
             mixed,
             a,
@@ -191,22 +168,78 @@ class Qwen3_5Multimodal(Qwen3_5):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Read the config's text part; see `Model.from_config`."""
-        outer = ConfigFields(config)
-        text = outer.raw("text_config")
-        if not isinstance(text, Mapping):
-            raise outer.broken("text_config", text, "an object")
-        outer.only("quantization_config", why="GGUF files are the quantised checkpoints that can be read")
-        for name in ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id"):
-            outer.raw(name)
-        outer.raw("vision_end_token_id")
-        has_tie = outer.has("tie_word_embeddings")
-        tied = outer.flag("tie_word_embeddings", default=False) if has_tie else None
-        outer.finish()
+        text, tied = read_text_config(config)
         return cls._read(text, "Qwen3_5ForConditionalGeneration", is_tied=tied)
 
     def may_ignore(self, name: str) -> bool:
         """Tell whether a tensor may be left unread: what only images need, too."""
         return super().may_ignore(name) or name.startswith("model.visual.")
+
+
+def read_text_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool | None]:
+    """Return the text part of a config that sees, and whether its head is tied, if it says so.
+
+    Raises:
+        UnsupportedModel: a field of the outer config is unknown.
+        ModelFileError: there is no text part.
+    """
+    outer = ConfigFields(config)
+    text = outer.raw("text_config")
+    if not isinstance(text, Mapping):
+        raise outer.broken("text_config", text, "an object")
+    outer.only("quantization_config", why="GGUF files are the quantised checkpoints that can be read")
+    for name in ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
+        outer.raw(name)
+    is_said = outer.has("tie_word_embeddings")
+    tied = outer.flag("tie_word_embeddings", default=False)
+    outer.finish()
+    return text, tied if is_said else None
+
+
+def read_qwen3_5(
+    fields: ConfigFields,
+    architecture: str,
+    *,
+    is_tied: bool | None = None,
+    default_intermediate: object = Required,
+) -> tuple[DecoderConfig, GatedDeltaNet, tuple[str, ...]]:
+    """Read what the dense models and the mixtures share; `is_tied` overrules the text config's field.
+
+    Raises:
+        UnsupportedModel: a field asks for arithmetic that is not implemented.
+        ModelFileError: a field is missing or makes no sense.
+    """
+    fields.only("attn_output_gate", True, why="attention's outputs are always gated")
+    fields.only("attention_bias", False, why="Qwen3.5 has no biases in its attention")
+    fields.only("mlp_bias", False, why="Qwen3.5 has no biases in its feed-forward")
+    fields.only("mamba_ssm_dtype", "float32", why="the recurrent state is float32")
+    fields.only("hidden_act", "silu", "swish", why="the convolution and the feed-forward are made for it")
+    for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "max_window_layers"):
+        fields.raw(name)  # of the draft head, whose weights are not read
+    sizes = read_sizes(fields, default_head_dim=256, default_intermediate=default_intermediate)
+    rope = _read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position)
+    kinds = _read_layer_types(fields, sizes.n_layers)
+    linear = _read_linear(fields)
+    tied = fields.flag("tie_word_embeddings", default=False)
+    result = DecoderConfig(
+        architecture=architecture,
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        n_heads=sizes.n_heads,
+        n_kv_heads=sizes.n_kv_heads,
+        head_dim=sizes.head_dim,
+        eps=fields.float32("rms_norm_eps", 1e-6),
+        act=read_activation(fields, "hidden_act", "silu"),
+        max_position=sizes.max_position,
+        is_tied=tied if is_tied is None else is_tied,
+        windows=(0,) * sizes.n_layers,
+        ropes={"rope": rope},
+        layer_ropes=tuple("rope" if kind == "full_attention" else None for kind in kinds),
+        attention_scale=default_scale(sizes.head_dim),
+        has_qk_norm=True,
+    )
+    return result, linear, kinds
 
 
 def _read_rope(fields: ConfigFields, *, head_dim: int, max_position: int) -> RopeParameters:

@@ -19,6 +19,8 @@ from tiercel.models.model import Model
 from tiercel.models.pooled_decoder import POOLED_DECODERS
 from tiercel.models.qwen import Qwen2, Qwen3
 from tiercel.models.qwen3_5 import Qwen3_5, Qwen3_5Multimodal
+from tiercel.models.qwen3_5_moe import Qwen3_5Moe, Qwen3_5MoeMultimodal
+from tiercel.models.qwen3_next import Qwen3Next
 from tiercel.models.qwen_moe import Qwen3Moe
 
 ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
@@ -42,6 +44,9 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "XLMRobertaModel": Roberta,
         "XLMRobertaForSequenceClassification": RobertaForSequenceClassification,
         **POOLED_DECODERS,
+        "Qwen3_5MoeForCausalLM": Qwen3_5Moe,
+        "Qwen3_5MoeForConditionalGeneration": Qwen3_5MoeMultimodal,
+        "Qwen3NextForCausalLM": Qwen3Next,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -59,6 +64,9 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "deepseek_v3": "DeepseekV3ForCausalLM",
         "qwen3_5_text": "Qwen3_5ForCausalLM",
         "qwen3_5": "Qwen3_5ForConditionalGeneration",
+        "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_next": "Qwen3NextForCausalLM",
     }
 )
 

@@ -298,10 +298,9 @@ class _Lowering:
         self._out.append(low.SigmoidGate(x, gate, self._new(op.output)))
 
     def _short_conv(self, op: OpCall) -> None:
-        n = len(op.inputs)
         place = self._places[op.inputs[0]]
-        w = tuple(op.weights[f"w{i}"] for i in range(n))
-        bias = tuple(op.weights[f"bias{i}"] for i in range(n) if f"bias{i}" in op.weights)
+        w = tuple(weight for name, weight in op.weights.items() if name.startswith("w"))
+        bias = tuple(weight for name, weight in op.weights.items() if name.startswith("bias"))
         width, layer = op.integer("width"), op.integer("layer")
         self._out.append(
             low.ShortConv(place.buffer, place.col, width, w, bias, op.word("act"), layer, self._new(op.output))
@@ -333,9 +332,9 @@ class _Lowering:
     def _gated_norm(self, op: OpCall) -> None:
         x, z = self._whole(op.inputs[0], op), self._places[op.inputs[1]]
         heads, w = op.integer("heads"), op.weights.get("w")
-        self._out.append(
-            low.GatedNorm(x, z.buffer, z.col, heads, w, op.real("eps"), op.word("act"), self._new(op.output))
-        )
+        is_per_head = op.inputs[1].width == heads
+        eps, act = op.real("eps"), op.word("act")
+        self._out.append(low.GatedNorm(x, z.buffer, z.col, is_per_head, heads, w, eps, act, self._new(op.output)))
 
     def _embed_rows(self, op: OpCall) -> None:
         self._out.append(low.EmbedRows(op.weights["w"], op.word("of"), op.integer("first"), self._new(op.output)))

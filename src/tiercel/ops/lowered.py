@@ -332,6 +332,7 @@ class GatedNorm(msgspec.Struct, frozen=True, tag="gated_norm"):
     x: Buffer
     z: Buffer
     z_col: int
+    is_gate_per_head: bool
     heads: int
     w: Weight | None
     eps: float
@@ -601,7 +602,8 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield fits, f"gate {op.gate.type_text}, beta {op.beta.type_text}"
         yield op.qkv.width == 2 * op.key_heads * op.key_dim + y.width, f"qkv {op.qkv.type_text}, y {y.type_text}"
     elif isinstance(op, GatedNorm):
-        yield _alike(op.x, y) and op.z.rows is y.rows and op.z_col + y.width <= op.z.width, f"z {op.z.type_text}"
+        z_width = op.heads if op.is_gate_per_head else y.width
+        yield _alike(op.x, y) and op.z.rows is y.rows and op.z_col + z_width <= op.z.width, f"z {op.z.type_text}"
     elif isinstance(op, Add):
         yield op.x != op.y and _alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
     elif isinstance(op, Router):

@@ -239,7 +239,10 @@ class Recorder:
     def short_conv(
         self, xs: Sequence[Value], weights: Sequence[str], *, layer: int, act: str, biases: Sequence[str] = ()
     ) -> Value:
-        """Filter each channel of `xs`, side by side, over the sequence; the layer's state keeps the last inputs."""
+        """Filter each channel of `xs`, side by side, over the sequence; the layer's state keeps the last inputs.
+
+        `weights` and `biases` are one an input, or one for all of them.
+        """
         named = {f"w{i}": self.weight(name) for i, name in enumerate(weights)}
         named |= {f"bias{i}": self.weight(name) for i, name in enumerate(biases)}
         return self._record(
@@ -270,7 +273,7 @@ class Recorder:
         return self._record("delta_rule", (qkv, gate, beta), weights, attrs)
 
     def gated_norm(self, x: Value, z: Value, weight: str | None, *, heads: int, act: str, eps: float = 1.0) -> Value:
-        """Return each head's norm times act(z); without a weight, x * act(z)."""
+        """Return each head's norm times act(z); without a weight, x * act(z). z may be one column a head."""
         weights = {} if weight is None else {"w": self.weight(weight)}
         return self._record("gated_norm", (x, z), weights, {"heads": heads, "act": act, "eps": float(eps)})
 

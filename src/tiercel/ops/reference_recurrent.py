@@ -101,14 +101,15 @@ def gated_norm(x: Floats, z: Floats, w: Floats | None, eps: float, act: str) -> 
     """Return rms_norm(x, w, eps) * act(z) over the last axis, or x * act(z) without w; act is silu or sigmoid.
 
     Shapes:
-        x, z     [.., n]  float32
-        w        [n]      float32
-        returns  [.., n]  float32
+        x        [.., n]            float32
+        z        [.., n] or [.., 1] float32
+        w        [n]                float32
+        returns  [.., n]            float32
 
     Raises:
         ShapeError: x and z differ, or `act` is unknown.
     """
-    if x.shape != z.shape or act not in ("silu", "sigmoid"):
+    if z.shape not in (x.shape, (*x.shape[:-1], 1)) or act not in ("silu", "sigmoid"):
         raise ShapeError(f"ops.gated_norm: got x {list(x.shape)}, z {list(z.shape)}, act {act!r}; equal shapes needed")
     wide = z.astype(np.float64)
     gate = wide * _sigmoid(wide) if act == "silu" else _sigmoid(wide)

@@ -270,7 +270,7 @@ _RECURRENT_SPECS = (
     ),
     OpSpec(
         "gated_norm",
-        "x, z [.,heads*n], w [n] -> like x: each head's norm (with w) times act(z)",
+        "x, z [.,heads*n], or z [.,heads], w [n] -> like x: each head's norm (with w) times act(z)",
         lambda call: recurrent.gated_norm_shape(call, _need),
         reference_recurrent.gated_norm,
         _row_cost(6),

@@ -14,17 +14,20 @@ Need = Callable[[bool, OpCall, str, str], None]
 
 def short_conv_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
     """Check a short convolution: one filter of `width` taps for each channel of its inputs, side by side."""
-    width, n = call.integer("width"), len(call.inputs)
-    for i, x in enumerate(call.inputs):
+    width, total = call.integer("width"), sum(x.width for x in call.inputs)
+    n = sum(name.startswith("w") for name in call.weights)
+    widths = [total] if n == 1 else [x.width for x in call.inputs]
+    need(width >= 1 and n == len(widths), call, f"{n} weights of width {width}", "one weight, or one an input")
+    for i, channels in enumerate(widths):
         w, bias = call.weights[f"w{i}"], call.weights.get(f"bias{i}")
-        fits = prod(w.shape) == x.width * width and w.shape[0] == x.width and w.shape[-1] == width
-        need(fits, call, f"x width {x.width}, w {list(w.shape)}", f"w [{x.width}, {width}]")
-        need(bias is None or bias.shape == (x.width,), call, f"bias {bias}", f"bias [{x.width}]")
-        need(x.rows is Dim.TOKENS, call, f"rows {x.rows}", "rows T")
+        fits = prod(w.shape) == channels * width and w.shape[0] == channels and w.shape[-1] == width
+        need(fits, call, f"x width {channels}, w {list(w.shape)}", f"w [{channels}, {width}]")
+        need(bias is None or bias.shape == (channels,), call, f"bias {bias}", f"bias [{channels}]")
     has_all = len({f"bias{i}" in call.weights for i in range(n)}) == 1
-    need(n >= 1 and width >= 1 and has_all, call, f"{n} inputs of width {width}", "one or more, all with bias or none")
+    need(has_all, call, "some biases", "all or none")
+    need(all(x.rows is Dim.TOKENS for x in call.inputs), call, "rows of logits", "rows T")
     need(call.word("act") in ("silu", "none"), call, f"act {call.word('act')!r}", "silu or none")
-    return Dim.TOKENS, sum(x.width for x in call.inputs)
+    return Dim.TOKENS, total
 
 
 def delta_rule_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
@@ -45,10 +48,11 @@ def delta_rule_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
 
 
 def gated_norm_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
-    """Check a gated norm; without w nothing is normalised."""
+    """Check a gated norm, its gates one a column or one a head; without w nothing is normalised."""
     x, z = call.inputs
     heads, w = call.integer("heads"), call.weights.get("w")
-    need(x.width == z.width and x.rows is z.rows, call, f"widths {x.width}, {z.width}", "equal shapes")
+    fits = z.width in (x.width, heads) and x.rows is z.rows
+    need(fits, call, f"widths {x.width}, {z.width}, heads {heads}", "equal shapes, or a gate a head")
     fits = heads >= 1 and x.width % heads == 0 and (w is None or w.shape == (x.width // heads,))
     need(fits, call, f"x width {x.width}, heads {heads}, w {list(w.shape) if w else 'none'}", "w [width / heads]")
     need(call.word("act") in ("silu", "sigmoid"), call, f"act {call.word('act')!r}", "silu or sigmoid")

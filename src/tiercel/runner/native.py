@@ -462,6 +462,7 @@ class _Lowering:
             op.y.rows is Dim.ROWS,
             self._at(op.x),
             _at_column(self._at(op.z), op.z_col),
+            op.is_gate_per_head,
             op.heads,
             op.y.width // op.heads,
             None if op.w is None else self._weights.vector(op.w),

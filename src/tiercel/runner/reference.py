@@ -345,9 +345,10 @@ class ReferenceExecutor:
             case "sigmoid_gate":
                 return latent.sigmoid_gate(inputs[0], inputs[1])
             case "short_conv":
-                n = len(inputs)
-                w = np.concatenate([weights[f"w{i}"].reshape(inputs[i].shape[1], -1) for i in range(n)])
-                bias = np.concatenate([weights[f"bias{i}"] for i in range(n)]) if "bias0" in weights else None
+                width = op.integer("width")
+                w = np.concatenate([v.reshape(-1, width) for name, v in weights.items() if name.startswith("w")])
+                biases = [v for name, v in weights.items() if name.startswith("bias")]
+                bias = np.concatenate(biases) if biases else None
                 return self.convolve(op.integer("layer"), rows, np.concatenate(inputs, 1), w, bias, op.word("act"))
             case "delta_rule":
                 return self.recur(op, rows, *inputs)
@@ -463,7 +464,8 @@ class _ArenaStep:
                 beta = self._floats(op.beta)[:, op.beta_col : op.beta_col + op.value_heads]
                 self._write(op.y, store.recur(op, rows, self._floats(op.qkv), gate, beta))
             case low.GatedNorm():
-                x, z = self._floats(op.x), self._floats(op.z)[:, op.z_col : op.z_col + op.y.width]
+                z_width = op.heads if op.is_gate_per_head else op.y.width
+                x, z = self._floats(op.x), self._floats(op.z)[:, op.z_col : op.z_col + z_width]
                 scale = None if op.w is None else store.weight(op.w)
                 y = rec.gated_norm(_heads(x, op.heads), _heads(z, op.heads), scale, op.eps, op.act)
                 self._write(op.y, y.reshape(x.shape))
