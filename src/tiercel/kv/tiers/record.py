@@ -1,0 +1,99 @@
+"""The bytes of one stored object: a header that says whose they are, and the object. Knows no file and no tier.
+
+`docs/formats/kv_disk.md` is the format, field by field. A record is believed only whole: its length, its header's
+checksum, its identity, its key and its body's checksum are what they must be, or there is no object.
+"""
+
+import json
+import struct
+from dataclasses import asdict
+from zlib import crc32
+
+from tiercel.kv.tiers.identity import ObjectGroup, TierIdentity
+from tiercel.kv.tiers.interface import Bytes
+
+MAGIC = b"TIERCLKV"
+VERSION = 1
+# magic, version, header_bytes, key, model, weights, layout, group_idx, flags, text_bytes, depth, 0, body_bytes, crc
+_FIXED = struct.Struct("<8sII32s32s32s32sHHIIIQI")
+_CRC = struct.Struct("<I")
+_ALIGN = 64
+HEADER_BYTES_MAX = 4096
+
+
+class InvalidRecord(ValueError):
+    """These bytes are not the object that was asked for; the message says which check failed."""
+
+
+class RecordFormat:
+    """Writes and reads the records of one identity."""
+
+    def __init__(self, identity: TierIdentity) -> None:
+        self.identity = identity
+        self._digests = identity.digests()
+        self._texts = [_describe(group) for group in identity.groups]
+        longest = max(len(text) for text in self._texts)
+        # One length for all groups, so that a record's place in its body does not depend on the group.
+        self.header_bytes = -(-(_FIXED.size + longest + _CRC.size) // _ALIGN) * _ALIGN
+
+    def record_bytes(self, group_idx: int) -> int:
+        """Return the length of a record of the group."""
+        return self.header_bytes + self.identity.groups[group_idx].object_bytes
+
+    def header(self, key: bytes, group_idx: int, depth: int, body: Bytes) -> bytes:
+        """Make the header that stands before `body`. Requires: the body has its group's length."""
+        text = self._texts[group_idx]
+        n_body = len(memoryview(body).cast("B"))
+        fixed = _FIXED.pack(
+            MAGIC, VERSION, self.header_bytes, key, *self._digests, group_idx, 0, len(text), depth, 0, n_body,
+            crc32(body, crc32(key)),
+        )  # fmt: skip
+        front = (fixed + text).ljust(self.header_bytes - _CRC.size, b"\0")
+        return front + _CRC.pack(crc32(front))
+
+    def read_header(self, header: Bytes) -> tuple[bytes, int, int]:
+        """Return key, group and depth of a record that begins with `header`.
+
+        Raises:
+            InvalidRecord: it is damaged, of another version, or of another identity.
+        """
+        if len(header) < self.header_bytes:
+            raise InvalidRecord(f"{len(header)} bytes, a header has {self.header_bytes}")
+        front = bytes(header[: self.header_bytes])
+        fields = _FIXED.unpack_from(front)
+        magic, version, n_header, key, *digests, group_idx, flags, n_text, depth, reserved, n_body, _ = fields
+        if magic != MAGIC or version != VERSION:
+            raise InvalidRecord(f"magic {magic!r}, version {version}; needs {MAGIC!r}, {VERSION}")
+        if n_header != self.header_bytes or _CRC.unpack(front[-_CRC.size :])[0] != crc32(front[: -_CRC.size]):
+            raise InvalidRecord("the header's checksum is wrong")
+        for name, got, ours in zip(("model", "weights", "layout"), digests, self._digests, strict=True):
+            if got != ours:
+                raise InvalidRecord(f"made for another {name}")
+        if group_idx >= len(self._texts) or front[_FIXED.size : _FIXED.size + n_text] != self._texts[group_idx]:
+            raise InvalidRecord(f"group {group_idx} means something else")
+        if flags or reserved or n_body != self.identity.groups[group_idx].object_bytes:
+            raise InvalidRecord(f"a body of {n_body} bytes, flags {flags}, {reserved}")
+        return key, group_idx, depth
+
+    def open(self, record: Bytes, key: bytes, group_idx: int) -> memoryview:
+        """Return the body of a whole record, which must be that object; it shares the record's memory.
+
+        Raises:
+            InvalidRecord: it is not, or a byte of it changed.
+        """
+        found_key, found_group_idx, _ = self.read_header(record)
+        if (found_key, found_group_idx) != (key, group_idx):
+            raise InvalidRecord("another object's record")
+        if len(record) != self.record_bytes(group_idx):
+            raise InvalidRecord(f"{len(record)} bytes; needs {self.record_bytes(group_idx)}")
+        body = memoryview(record)[self.header_bytes :]
+        if crc32(body, crc32(key)) != _FIXED.unpack_from(record)[-1]:
+            raise InvalidRecord("the body's checksum is wrong")
+        return body
+
+
+def _describe(group: ObjectGroup) -> bytes:
+    text = json.dumps(asdict(group), sort_keys=True, separators=(",", ":")).encode()
+    if _FIXED.size + len(text) + _CRC.size > HEADER_BYTES_MAX:
+        raise ValueError(f"kv.tiers: group {group.name!r} takes {len(text)} bytes to describe; shorten its words")
+    return text
