@@ -1,0 +1,334 @@
+"""The disk tier: objects as files in one folder, which outlive the process. Knows no request.
+
+Two kinds of threads do all that touches the disk; the owner's calls only move entries between queues. **Readers** look
+keys up and load; the **writer** opens and scans the folder, stores, evicts, and removes. A store begins only while no
+load is queued. Queues are bounded: what does not fit is REFUSED at once. A load of what is being loaded joins it.
+
+Loading never trusts: a file that is not whole, or not of this identity, is removed and its key is absent. Whatever goes
+wrong with the disk while storing (full, read-only, gone) stops storing for `retry_s`; loads go on, and fail one by one
+if they must. If the folder itself is gone, everything is a miss until it is back: it is not made anew, as the disk
+that was mounted there may come back.
+
+Any number of processes may share a folder: files appear whole, and one that another process removed is ABSENT. Each
+looks for what others wrote when it is asked for an unknown key, and counts the folder anew after each eighth of its
+capacity that it wrote; so n processes may together hold (1 + n / 8) times the capacity, for a while. Each identity has
+a folder, and a capacity, of its own. Files are readable by their owner only; nothing is encrypted.
+"""
+
+import errno
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+
+from tiercel.kv.tiers.disk_files import FileOps, ObjectFolder
+from tiercel.kv.tiers.disk_index import Hint, read_hints
+from tiercel.kv.tiers.disk_state import DiskLimits, DiskState, QueuedLoad, QueuedStore
+from tiercel.kv.tiers.identity import TierIdentity
+from tiercel.kv.tiers.interface import Clock, Outcome, Usage, Wake
+from tiercel.kv.tiers.record import InvalidRecord
+
+_log = logging.getLogger(__name__)
+
+
+class DiskTier(DiskState):
+    """Meets `kv.tiers.interface.Tier`."""
+
+    def __init__(
+        self,
+        identity: TierIdentity,
+        path: Path,
+        capacity_bytes: int,
+        wake: Wake,
+        clock: Clock,
+        *,
+        limits: DiskLimits | None = None,
+        ops: FileOps | None = None,
+    ) -> None:
+        """Start the threads, which make the folder if need be. `capacity_bytes` bounds this identity's files."""
+        super().__init__(identity, capacity_bytes, wake, clock, limits or DiskLimits())
+        self._folder = ObjectFolder(path, self._format, ops or FileOps())
+        self._hints: dict[bytes, Hint] = {}  # the writer's, from opening until the first scan
+        self._is_found = False  # what was found is told once
+        self._threads = [Thread(target=self._write_loop, name="tiercel-kv-write", daemon=True)]
+        self._threads += [
+            Thread(target=self._read_loop, name=f"tiercel-kv-read-{i}", daemon=True)
+            for i in range(self._limits.n_readers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads, but leave behind one that a disk does not let go."""
+        with self._changed:
+            self._is_closed = True
+            for load in self._loads:
+                self._finish_load(load, Outcome.CANCELLED, "closed")
+            for store in self._stores:
+                self._finish_store(store, Outcome.CANCELLED, "closed")
+            self._loads.clear()
+            self._stores.clear()
+            self._queued_store_bytes = 0
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(self._limits.close_s)
+        with self._changed:
+            self._generation += 1
+            self._cancel_all("closed")
+        self._wake()
+
+    # The threads. Each takes one thing under the lock, does it without, and notes under the lock how it ended.
+
+    def _read_loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or self._probes or self._loads)
+                if self._is_closed:
+                    return
+                self._n_busy += 1
+                generation = self._generation
+                probe = self._probes.popleft() if self._probes else None
+                load = None if probe is not None else self._next_load()
+            if probe is not None:
+                self._probe(probe, generation)
+            elif load is not None:
+                self._load(load, generation)
+            self._rest()
+
+    def _rest(self) -> None:
+        with self._changed:
+            self._n_busy -= 1
+            self._changed.notify_all()
+        self._wake()
+
+    def _probe(self, key: bytes, generation: int) -> None:
+        found, victims = None, None
+        try:
+            found = self._folder.head(key)
+        except InvalidRecord as error:
+            self._discard(key, str(error))
+        except OSError as error:
+            self._note_missing(error)
+        with self._changed:
+            if generation != self._generation:
+                return
+            self._probing.discard(key)
+            if found is None:
+                self._note_absent(key)
+            elif key not in self._index and key not in self._storing:
+                victims = self._index.make_room(self._format.record_bytes(found[0]))
+                if victims is None:
+                    self._note_absent(key)  # written by somebody with more room than we may use
+                else:
+                    self._index.add(key, self._format.record_bytes(found[0]), found[1])
+                    self._counters.n_evicted += len(victims)
+        self._remove(victims or [])
+
+    def _load(self, load: QueuedLoad, generation: int) -> None:
+        data, outcome, reason = None, Outcome.DONE, ""
+        start_s = perf_counter()
+        try:
+            data = self._folder.read(load.key, load.group_idx)
+        except FileNotFoundError as error:
+            outcome = Outcome.ABSENT
+            self._note_missing(error)
+        except InvalidRecord as error:
+            outcome, reason = Outcome.FAILED, str(error)
+            self._discard(load.key, reason)
+        except OSError as error:
+            outcome, reason = Outcome.FAILED, error.strerror or type(error).__name__
+        with self._changed:
+            if generation != self._generation:
+                return
+            if data is None:
+                self._index.forget(load.key)
+                self._note_absent(load.key)
+                self._counters.n_load_failures += outcome is Outcome.FAILED
+            else:
+                self._counters.n_loaded += 1
+                self._counters.read_bytes += len(data)
+                self._counters.read_s += perf_counter() - start_s
+            self._finish_load(load, outcome, reason, data)
+
+    def _write_loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_writing)
+                if self._is_closed:
+                    break
+                self._n_busy += 1
+                must_clear, must_scan = self._must_clear, self._must_scan
+                generation = self._generation
+                store = None if must_clear or must_scan else self._stores.popleft()
+                if store is not None:
+                    self._queued_store_bytes -= len(store.data)
+            if must_clear:
+                self._clear()
+            elif must_scan:
+                self._scan(generation)
+            elif store is not None:
+                self._store(store, generation)
+            self._rest()
+        if self._must_clear:
+            self._clear()
+        self._save_hints()
+
+    def _has_writing(self) -> bool:
+        return self._is_closed or self._must_clear or self._must_scan or bool(self._stores and not self._loads)
+
+    def _store(self, store: QueuedStore, generation: int) -> None:
+        n_bytes = self._format.record_bytes(store.group_idx)
+        if not self._is_open and (self._stores_again_s is None or self._clock() >= self._stores_again_s):
+            self._scan(generation)
+        with self._changed:
+            if all(deadline_s <= self._clock() for _, deadline_s in store.waiters):
+                return self._finish_store(store, Outcome.LATE)
+            if self._stores_again_s is not None and self._clock() < self._stores_again_s:
+                return self._finish_store(store, Outcome.REFUSED, "the disk failed before")
+            victims = self._index.make_room(n_bytes, {key for key, _ in self._loading})
+            if victims is None:
+                return self._finish_store(store, Outcome.REFUSED, "all that could make room is being loaded")
+            self._counters.n_evicted += len(victims)
+            was_gone = self._is_gone
+        self._remove(victims)
+        start_s = perf_counter()
+        try:
+            if was_gone and not self._folder.is_there():
+                raise FileNotFoundError(errno.ENOENT, "the folder is gone")
+            self._folder.write(store.key, store.group_idx, store.depth, store.data)
+        except OSError as error:
+            self._note_missing(error)
+            with self._changed:
+                self._degrade(error)
+                self._counters.n_store_failures += 1
+                self._note_absent(store.key)
+                self._finish_store(store, Outcome.FAILED, error.strerror or type(error).__name__)
+            return None
+        with self._changed:
+            if generation == self._generation:
+                self._must_scan |= was_gone
+                self._is_gone = False
+                self._stores_again_s = None
+                self._absent.pop(store.key, None)
+                self._index.add(store.key, n_bytes, store.depth, tick=store.tick)
+                self._counters.n_stored += 1
+                self._counters.written_bytes += n_bytes
+                self._counters.write_s += perf_counter() - start_s
+                self._unscanned_bytes += n_bytes
+                self._must_scan |= self._unscanned_bytes > self._index.capacity_bytes // 8
+                self._finish_store(store, Outcome.DONE)
+                victims = self._index.make_room(0, {store.key}) or []  # a reader may have found more meanwhile
+                self._counters.n_evicted += len(victims)
+            else:
+                victims = [store.key]
+        self._remove(victims)
+        return None
+
+    # Small steps of the threads.
+
+    def _remove(self, keys: Iterable[bytes]) -> None:
+        """Remove files; what cannot be removed is found again by the next scan."""
+        for key in keys:
+            with suppress(OSError):
+                self._folder.remove(key)
+
+    def _discard(self, key: bytes, reason: str) -> None:
+        """Remove a file that is not what its name says."""
+        self._remove([key])
+        with self._changed:
+            self._counters.n_invalid += 1
+            if self._counters.n_invalid == 1:
+                _log.warning("KV disk tier: removed a file that cannot be trusted: %s; more are counted", reason)
+
+    def _note_missing(self, error: OSError) -> None:
+        """See whether the folder itself is gone when a file is."""
+        if not isinstance(error, FileNotFoundError) or not self._is_open or self._folder.is_there():
+            return
+        with self._changed:
+            if not self._is_gone:
+                self._is_gone = True
+                self._index.clear()
+                self._degrade(error)
+
+    def _degrade(self, error: OSError) -> None:
+        """Stop storing for a while. The lock is held."""
+        was_well = self._stores_again_s is None
+        self._stores_again_s = self._clock() + self._limits.retry_s
+        if was_well:
+            self._counters.n_degraded += 1
+            why = "its folder is gone" if self._is_gone else error.strerror or type(error).__name__
+            _log.warning("KV disk tier: %s; stores nothing for %.0f s", why, self._limits.retry_s)
+
+    def _clear(self) -> None:
+        """Remove every object's file."""
+        try:
+            self._remove([key for key, _ in self._folder.scan()])
+        except OSError as error:
+            self._note_missing(error)
+        with self._changed:
+            self._must_clear = False
+
+    def _scan(self, generation: int) -> None:
+        """Open the folder if that was not done, and count what is in it."""
+        try:
+            if not self._is_open:
+                self._folder.open()
+                self._is_open = True
+                self._hints = read_hints(self._folder.read_index(), self._identity.name())
+            found = {key: self._examine(key, n_bytes) for key, n_bytes in self._folder.scan()}
+        except OSError as error:
+            self._note_missing(error)
+            with self._changed:
+                self._must_scan = False
+                self._degrade(error)
+            return
+        with self._changed:
+            self._must_scan = False
+            self._unscanned_bytes = 0
+            if generation != self._generation:
+                return
+            whole = {key: it for key, it in found.items() if it is not None and key not in self._storing}
+            self._index.merge(whole, self._hints)
+            self._hints = {}
+            for key in whole:
+                self._absent.pop(key, None)
+            victims = self._index.make_room(0) or []
+            self._counters.n_evicted += len(victims)
+            usage = Usage(len(self._index), self._index.used_bytes, self._index.capacity_bytes)
+        self._remove(victims)
+        if not self._is_found:
+            self._is_found = True
+            mib = 1 << 20
+            _log.info(
+                "KV disk tier: %d objects, %.0f of %.0f MiB, found in %s",
+                usage.n_objects, usage.used_bytes / mib, usage.capacity_bytes / mib, self._folder.path,
+            )  # fmt: skip
+
+    def _examine(self, key: bytes, n_bytes: int) -> tuple[int, int] | None:
+        """Return length and depth of a file that a scan found, or None when it was removed."""
+        with self._changed:
+            if key in self._index:
+                return n_bytes, 0  # what is known of it stays
+        hint = self._hints.get(key)
+        if hint is not None and hint.n_bytes == n_bytes:
+            return n_bytes, hint.depth
+        try:
+            group_idx, depth = self._folder.head(key)
+            if n_bytes != self._format.record_bytes(group_idx):
+                raise InvalidRecord(f"{n_bytes} bytes; needs {self._format.record_bytes(group_idx)}")
+        except InvalidRecord as error:
+            self._discard(key, str(error))
+            return None
+        except OSError:
+            return None  # another process removed it meanwhile
+        return n_bytes, depth
+
+    def _save_hints(self) -> None:
+        with self._changed:
+            is_worth_it = self._is_open and not self._is_gone and not self._must_scan
+            data = self._index.dump(self._identity.name())
+        if is_worth_it:
+            with suppress(OSError):  # hints only: without them the next start scans
+                self._folder.write_index(data)

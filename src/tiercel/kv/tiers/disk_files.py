@@ -1,0 +1,200 @@
+"""The files of a disk tier: where an object's record lies and how it gets there whole. Knows no queue and no capacity.
+
+    PATH/<identity>/<two hex digits of the key>/<64 hex digits of the key>.kv    one record (`kv.tiers.record`)
+    PATH/<identity>/<two hex digits of the key>/.<key>.<random>.tmp             a record being written, locked
+    PATH/<identity>/index                                                         hints for eviction, written at close
+
+A file gets its name only when all its bytes are written, by a rename. Nothing is synced to the medium: after a power
+cut a named file may have lost bytes, and its checksums then say so. A writer holds a lock on its temporary file, so one
+that nobody locks was left by a process that died, and `clean` removes it.
+"""
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tiercel.kv.tiers.identity import KEY_BYTES
+from tiercel.kv.tiers.interface import Bytes
+from tiercel.kv.tiers.record import RecordFormat
+
+_SUFFIX, _TEMP_SUFFIX = ".kv", ".tmp"
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class FileOps:
+    """The operating system's calls that a disk tier makes. Tests derive from it to make them fail. Raises OSError."""
+
+    def make_folder(self, path: Path, *, parents: bool) -> None:
+        """Make a folder for its owner only."""
+        path.mkdir(mode=0o700, parents=parents, exist_ok=True)
+
+    def is_folder(self, path: Path) -> bool:
+        """Say whether it is there."""
+        return path.is_dir()
+
+    def read(self, path: Path, n_bytes: int) -> bytearray:
+        """Return the file's first `n_bytes`, or fewer if it is shorter."""
+        fd = os.open(path, _READ)
+        try:
+            data = bytearray(min(n_bytes, os.fstat(fd).st_size))
+            view, n_read = memoryview(data), 0
+            while n_read < len(data):
+                n = os.readv(fd, [view[n_read:]])
+                if n == 0:
+                    break
+                n_read += n
+            return data if n_read == len(data) else data[:n_read]
+        finally:
+            os.close(fd)
+
+    def write(self, fd: int, data: Bytes) -> int:
+        """Write some of the data; return how many bytes."""
+        return os.write(fd, data)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Give a file its name, in place of another of that name."""
+        path.rename(to)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def list(self, path: Path) -> Iterator[tuple[str, int]]:
+        """Yield name and length of a folder's files."""
+        with os.scandir(path) as found:
+            for entry in found:
+                if entry.is_file(follow_symlinks=False):
+                    yield entry.name, entry.stat(follow_symlinks=False).st_size
+
+
+class ObjectFolder:
+    """One identity's files under `path`. Stateless; any thread may call, and any number of processes."""
+
+    def __init__(self, path: Path, fmt: RecordFormat, ops: FileOps) -> None:
+        self.path = path / fmt.identity.name()
+        self._fmt = fmt
+        self._ops = ops
+
+    def open(self) -> None:
+        """Make the folder, or see that it is ours alone.
+
+        Raises:
+            OSError: it cannot be made, or belongs to another user, who could have written what we read.
+        """
+        self._ops.make_folder(self.path.parent, parents=True)
+        self._ops.make_folder(self.path, parents=False)
+        status = self.path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(f"{self.path.name} is no folder of this user")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            self.path.chmod(0o700)
+
+    def is_there(self) -> bool:
+        """Say whether the folder still exists."""
+        return self._ops.is_folder(self.path)
+
+    def path_of(self, key: bytes) -> Path:
+        """Return where an object is, or would be."""
+        name = key.hex()
+        return self.path / name[:2] / (name + _SUFFIX)
+
+    def head(self, key: bytes) -> tuple[int, int]:
+        """Return group and depth of an object, from its header and its length.
+
+        Raises:
+            OSError: it is not there, or cannot be read.
+            InvalidRecord: it is not that object.
+        """
+        found_key, group_idx, depth = self._fmt.read_header(self._ops.read(self.path_of(key), self._fmt.header_bytes))
+        if found_key != key:
+            self._fmt.open(b"", key, group_idx)
+        return group_idx, depth
+
+    def read(self, key: bytes, group_idx: int) -> memoryview:
+        """Return an object's bytes, verified. Raises as `head` does."""
+        # One byte more than a record has: a longer file is seen to be too long.
+        record = self._ops.read(self.path_of(key), self._fmt.record_bytes(group_idx) + 1)
+        return self._fmt.open(record, key, group_idx)
+
+    def write(self, key: bytes, group_idx: int, depth: int, body: Bytes) -> None:
+        """Publish an object. Raises OSError, and then leaves nothing."""
+        path = self.path_of(key)
+        self._ops.make_folder(path.parent, parents=False)
+        self._publish(path, [self._fmt.header(key, group_idx, depth, body), body])
+
+    def remove(self, key: bytes) -> None:
+        """Remove an object, if it is there."""
+        with suppress(FileNotFoundError):
+            self._ops.unlink(self.path_of(key))
+
+    def scan(self) -> Iterator[tuple[bytes, int]]:
+        """Yield key and file length of every object, and remove what dead writers left."""
+        self._clean_all(self.path, [name for name, _ in self._ops.list(self.path)])
+        for i in range(256):
+            folder = self.path / f"{i:02x}"
+            try:
+                names = list(self._ops.list(folder))
+            except FileNotFoundError:
+                continue
+            for name, n_bytes in names:
+                key = _key_of(name)
+                if key is not None and key[0] == i:
+                    yield key, n_bytes
+            self._clean_all(folder, [name for name, _ in names])
+
+    def read_index(self) -> bytes | None:
+        """Return what `write_index` wrote, if anything can be read."""
+        try:
+            return bytes(self._ops.read(self.path / "index", 1 << 28))
+        except OSError:
+            return None
+
+    def write_index(self, data: bytes) -> None:
+        """Publish the hints. Raises OSError."""
+        self._publish(self.path / "index", [data])
+
+    def _publish(self, path: Path, parts: Sequence[Bytes]) -> None:
+        temp = path.parent / f".{path.stem}.{secrets.token_hex(8)}{_TEMP_SUFFIX}"
+        fd = os.open(temp, _CREATE, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for part in parts:
+                view = memoryview(part)
+                while len(view):
+                    view = view[self._ops.write(fd, view) :]
+            self._ops.rename(temp, path)
+        except BaseException:
+            with suppress(OSError):
+                self._ops.unlink(temp)
+            raise
+        finally:
+            os.close(fd)
+
+    def _clean_all(self, folder: Path, names: Sequence[str]) -> None:
+        for name in names:
+            if name.startswith(".") and name.endswith(_TEMP_SUFFIX):
+                with suppress(OSError):
+                    self._clean(folder / name)
+
+    def _clean(self, temp: Path) -> None:
+        fd = os.open(temp, _READ)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its writer lives
+            self._ops.unlink(temp)
+        finally:
+            os.close(fd)
+
+
+def _key_of(name: str) -> bytes | None:
+    if len(name) != 2 * KEY_BYTES + len(_SUFFIX) or not name.endswith(_SUFFIX):
+        return None
+    try:
+        key = bytes.fromhex(name[: 2 * KEY_BYTES])
+    except ValueError:
+        return None
+    return key if key.hex() + _SUFFIX == name else None

@@ -1,0 +1,114 @@
+"""The disk tier: what survives a restart, what goes first, and what waits for what."""
+
+import pytest
+from disk_kit import FaultyOps, files, opened
+
+from tiercel.kv.tiers.disk_state import DiskLimits
+from tiercel.kv.tiers.interface import Answer, Outcome
+from tiercel.testing.tier_kit import IDENTITY, PATIENCE_S, body_of, bytes_of, key_of
+
+
+def test_a_restart_finds_what_was_stored(tmp_path, caplog):
+    caplog.set_level("INFO")
+    with opened(tmp_path) as tier:
+        tier.store([1, 2])
+        usage = tier.tier.usage()
+    with opened(tmp_path) as tier:
+        assert tier.tier.usage() == usage
+        assert [bytes_of(result) for result in tier.load([1, 2])] == [body_of(1), body_of(2)]
+    assert "2 objects" in caplog.text
+
+
+@pytest.mark.parametrize("index", [None, b"", b"\0" * 100, "stale", "cut"])
+def test_an_index_that_is_missing_damaged_or_stale_is_made_again_by_a_scan(tmp_path, index):
+    path = tmp_path / IDENTITY.name() / "index"
+    with opened(tmp_path) as tier:
+        tier.store([1, 2])
+    kept = path.read_bytes()
+    with opened(tmp_path) as tier:
+        tier.store([3, 4])
+        usage = tier.tier.usage()
+    if index is None:
+        path.unlink()
+    else:
+        path.write_bytes({"stale": kept, "cut": kept[:-1]}.get(index, index))
+    with opened(tmp_path) as tier:
+        assert tier.tier.usage() == usage
+        assert [bytes_of(result) for result in tier.load([1, 2, 3, 4])] == [body_of(i) for i in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("keeps_index", [True, False])
+def test_when_room_is_needed_chain_heads_stay_also_after_a_restart(tmp_path, keeps_index):
+    with opened(tmp_path, capacity_bytes=20_000) as tier:
+        tier.store(range(15))
+    if not keeps_index:
+        (tmp_path / IDENTITY.name() / "index").unlink()
+    with opened(tmp_path, capacity_bytes=20_000) as tier:
+        tier.store(range(100, 110))
+        held = [i for i in range(15) if key_of(i) in tier.tier._index]
+        assert held == list(range(len(held)))
+        assert 0 < len(held) < 15
+        assert tier.tier.counters().n_evicted > 0
+        assert len(files(tmp_path)) == tier.tier.usage().n_objects
+
+
+def test_a_smaller_capacity_is_kept_from_the_start(tmp_path):
+    with opened(tmp_path) as tier:
+        tier.store(range(20))
+    with opened(tmp_path, capacity_bytes=5_000) as tier:
+        assert tier.tier.usage().used_bytes <= 5_000
+        assert len(files(tmp_path)) == tier.tier.usage().n_objects > 0
+
+
+def test_loads_of_one_object_share_one_read(tmp_path):
+    ops = FaultyOps()
+    with opened(tmp_path, ops=ops) as tier:
+        tier.store([1])
+        ops.may_read.clear()
+        jobs = [tier.submit_load([1]) for _ in range(50)]
+        ops.may_read.set()
+        tier.finish()
+        assert [bytes_of(tier.results[job, key_of(1)]) for job in jobs] == [body_of(1)] * 50
+        assert len([what for what, _ in ops.calls if what == "read"]) == 1
+
+
+def test_queued_loads_go_before_queued_stores(tmp_path):
+    ops = FaultyOps()
+    with opened(tmp_path, ops=ops, limits=DiskLimits(n_readers=1)) as tier:
+        tier.store([1, 2, 3])
+        ops.calls.clear()
+        ops.may_write.clear()
+        ops.is_writing.clear()
+        ops.may_read.clear()
+        tier.submit_store([4])
+        assert ops.is_writing.wait(PATIENCE_S)
+        tier.submit_load([1, 2, 3])
+        tier.submit_store([5])
+        ops.may_write.set()
+        ops.may_read.set()
+        tier.finish()
+        order = [stem for _, stem in ops.calls]
+        assert order.index(key_of(5).hex()) > order.index(key_of(2).hex())
+
+
+def test_a_full_queue_refuses_and_the_rest_is_stored(tmp_path):
+    ops = FaultyOps()
+    with opened(tmp_path, ops=ops, limits=DiskLimits(queued_store_bytes=2 * 512, n_queued_loads=1)) as tier:
+        ops.may_write.clear()
+        tier.submit_store([0])
+        assert ops.is_writing.wait(PATIENCE_S)
+        job_id = tier.submit_store([1, 2, 3, 4])
+        tier.poll()
+        assert [tier.results[job_id, key_of(i)].outcome for i in (3, 4)] == [Outcome.REFUSED] * 2
+        assert tier.tier.lookup(key_of(1)) is Answer.PENDING
+        assert tier.tier.counters().n_refused == 2
+        ops.may_write.set()
+        tier.finish()
+        assert [tier.results[job_id, key_of(i)].outcome for i in (1, 2)] == [Outcome.DONE] * 2
+
+
+def test_a_reset_just_before_the_end_is_carried_out(tmp_path):
+    with opened(tmp_path) as tier:
+        tier.store([1, 2])
+        tier.tier.reset()
+    assert files(tmp_path) == []
