@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 TOUR = ROOT / "docs" / "tour.md"
 DOCUMENTS = (TOUR, ROOT / "CONTRIBUTING.md", ROOT / "README.md")
 TOPS = ("src/", "native/", "tests/", "docs/", "tools/", "benchmarks/")
-MAX_LINES = 140
+MAX_LINES = 170
 
 
 def references(document):

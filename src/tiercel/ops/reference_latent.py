@@ -87,7 +87,7 @@ def head_linear(x: Floats, w: Floats) -> Floats:
         w        [H, K, N]  float32
         returns  [T, H, N]  float32; sums in float64, rounded once
     """
-    y = np.einsum("thk,hkn->thn", x.astype(np.float64), w.astype(np.float64))
+    y = np.einsum("rhk,hkc->rhc", x.astype(np.float64), w.astype(np.float64))
     return np.asarray(y, np.float32)
 
 
