@@ -29,7 +29,6 @@ NAMES = [
     "gemma3_pattern_3_softcap",
     "smollm3_nope",
     "qwen3_moe",
-    "deepseek_v3_experts",
 ]
 
 
