@@ -80,7 +80,6 @@ def test_v2_has_no_correction_and_takes_groups_only_where_told():
         (V3, {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
         (V2, {"norm_topk_prob": True}, "norm_topk_prob is True"),
         (V2, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
-        (V3, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )
 def test_arithmetic_that_is_not_there_is_refused_by_its_field(architecture, more, message):
