@@ -141,6 +141,13 @@ class Mixture:
         if fmt in (Format.Q4_0, Format.Q8_0):
             return quantize(w, fmt)
         groups = np.random.default_rng(seed).integers(0, 256, (n * k // fmt.group, fmt.group_bytes), np.uint8)
+        if fmt is Format.MXFP4:
+            groups[:, 0] = np.random.default_rng(seed + 1).integers(120, 124, len(groups))
+            return groups.reshape(n, fmt.nbytes(k))
+        if fmt is Format.NVFP4:
+            scale = np.random.default_rng(seed + 1).uniform(-0.03, 0.03, (len(groups), 2))
+            groups[:, :8] = scale.astype(np.float32).view(np.uint8)
+            return groups.reshape(n, fmt.nbytes(k))
         for at in {Format.Q6_K: [208]}.get(fmt, [0, 2] if fmt is not Format.Q5_0 else [0]):
             scale = np.random.default_rng(seed + 1).uniform(-0.002, 0.002, (len(groups), 1))
             groups[:, at : at + 2] = scale.astype(np.float16).view(np.uint8)
