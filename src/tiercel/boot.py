@@ -292,8 +292,10 @@ def planned_tensors(
                 "leave the option out for a quantised file"
             )
         # A router's choice is as good as its logits, and its matrix is small.
-        is_router = name.endswith(".gate.weight")
-        if wanted is not None and len(shape) == 2 and shape[1] % 32 == 0 and not is_router:
+        # So are the matrices of gates that weigh experts, and of a recurrent state's decays and betas.
+        is_gate = name.endswith((".gate.weight", "_expert_gate.weight", "in_proj_a.weight", "in_proj_b.weight"))
+        is_gate |= name.endswith("in_proj_ba.weight")
+        if wanted is not None and len(shape) == 2 and shape[1] % 32 == 0 and not is_gate:
             is_table = "embed_tokens" in name or "embeddings." in name or name == "lm_head.weight"
             found = Format.Q8_0 if is_table else wanted
         planned[name] = PlannedTensor(shape, found)

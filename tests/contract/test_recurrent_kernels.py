@@ -209,6 +209,16 @@ def test_gated_norm_agrees_with_its_definition(level, act, n, heads, width, has_
     assert_close(y, expected.reshape(x.shape), "gated_norm")
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_gate_may_be_of_all_columns_of_a_head(level):
+    x, z = seeded(5, 3 * 40), seeded(5, 3, seed=2)
+    y, wide = np.full_like(x, np.nan), np.full_like(x, np.nan)
+    options = {"heads": 3, "w": None, "eps": 1.0, "is_sigmoid": True}
+    _native.gated_norm(level, 2, x, z, **options, y=y)
+    _native.gated_norm(level, 2, x, np.repeat(z, 40, axis=1), **options, y=wide)
+    assert same_bits(y, wide)
+
+
 @pytest.mark.parametrize("level", LEVELS[:1])
 def test_operands_that_do_not_fit_are_refused(level):
     case = CASES["gdn"]

@@ -48,6 +48,16 @@ def test_q4_0_leaves_the_tables_at_q8_0_and_the_vectors_as_they_are(stored):
     assert {name: tensor.shape for name, tensor in planned.items()} == expected
 
 
+@pytest.mark.parametrize(
+    "name", ["mlp.gate", "mlp.shared_expert_gate", *(f"linear_attn.in_proj_{part}" for part in ("a", "b", "ba"))]
+)
+def test_small_matrices_that_decide_much_keep_their_format(name):
+    names = (f"model.layers.0.{name}.weight", "model.layers.0.mlp.shared_expert.gate_proj.weight")
+    checkpoint = SimpleNamespace(tensors={n: SimpleNamespace(format=Format.BF16) for n in names})
+    planned = boot.planned_tensors(checkpoint, dict.fromkeys(names, (64, 32)), "q8_0")
+    assert [planned[n].format for n in names] == [Format.BF16, Format.Q8_0]
+
+
 @pytest.mark.parametrize("quantization", [None, "none"])
 def test_without_a_quantization_formats_are_the_files(quantization):
     formats = (Format.Q6_K, Format.Q4_1, Format.BF16, Format.F32)

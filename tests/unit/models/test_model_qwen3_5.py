@@ -8,6 +8,7 @@ from tiercel.base.errors import ModelFileError, ShapeError, UnsupportedModel
 from tiercel.models.registry import build_model
 from tiercel.models.weights import check_weights
 from tiercel.ops.program import KvLayer, StateLayer
+from tiercel.ops.recorder import ComputeDtype, Recorder
 from tiercel.quant.formats import Format
 
 TEXT = {
@@ -29,8 +30,11 @@ TEXT = {
 MROPE = TEXT["rope_parameters"] | {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
 
 
-def model_of(**more):
-    return build_model({"architectures": ["Qwen3_5ForCausalLM"], **TEXT, **more})
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+
+
+def model_of(architecture="Qwen3_5ForCausalLM", **more):
+    return build_model({"architectures": [architecture], **TEXT, **more})
 
 
 def tensors_of(model, **changed):
@@ -175,3 +179,46 @@ def test_of_a_checkpoint_that_sees_only_the_text_part_is_read():
         check_weights(model, tensors | {"model.audio.weight": SimpleNamespace(shape=(3,), format=Format.F32)})
     with pytest.raises(ModelFileError, match="text_config is None; an object is needed"):
         build_model({"architectures": ["Qwen3_5ForConditionalGeneration"]})
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"])
+def test_mixtures_read_and_keep_what_they_say(architecture):
+    model = model_of(architecture, **MOE)
+    program = model.record(tensors_of(model))
+    assert {one.name for w in program.weights() for one in w.each()} == set(model.expected_weights())
+    assert (program.kv_layers, program.state_layers) == (model.info.kv_layers, model.info.state_layers)
+    assert model.expected_weights()["model.layers.0.mlp.shared_expert_gate.weight"] == (1, 64)
+
+
+def test_qwen3_next_may_have_dense_layers_and_joint_projections():
+    shapes = model_of("Qwen3NextForCausalLM", **MOE, mlp_only_layers=[1]).expected_weights()
+    assert shapes["model.layers.1.mlp.up_proj.weight"] == (96, 64)
+    assert "model.layers.1.mlp.gate.weight" not in shapes
+    assert shapes["model.layers.0.linear_attn.in_proj_qkvz.weight"] == (208 + 144, 64)
+    assert shapes["model.layers.0.linear_attn.in_proj_ba.weight"] == (12, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm_topk_prob": False}, "norm_topk_prob"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
+    ],
+)
+def test_a_mixture_that_qwen3_5_has_not_is_refused_by_name(changes, words):
+    with pytest.raises(UnsupportedModel, match=words):
+        model_of("Qwen3_5MoeForCausalLM", **MOE, **changes)
+
+
+def test_of_a_mixture_that_sees_only_the_text_part_is_read():
+    outer = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "vision_config": {}, "text_config": TEXT | MOE}
+    model = build_model(outer)
+    assert all(name.startswith(("model.language_model.", "lm_head")) for name in model.expected_weights())
+    assert model.may_ignore("model.visual.merger.weight")
+
+
+def test_rows_that_do_not_divide_a_projection_are_refused():
+    rec = Recorder("t", {"x": (16, 8), "w": (30, 8)}, {"x": Format.F32, "w": Format.F32}, ComputeDtype.AUTO)
+    with pytest.raises(ModelFileError, match=r"tensor w has shape \[30, 8\]; a multiple of 8 rows"):
+        rec.linear(rec.embed("x"), "w", rows=(8, 0, 4))
