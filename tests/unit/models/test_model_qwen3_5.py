@@ -90,7 +90,6 @@ def test_the_output_gate_is_the_one_that_is_named(given, act):
         ({"layer_types": ["linear_attention"] * 3 + ["sliding_attention"]}, "layer_types"),
         ({"num_experts": 8}, "num_experts"),
         ({"hc_count": 4}, "hc_count"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )
 def test_arithmetic_that_is_not_implemented_is_refused_by_name(changes, words):
