@@ -105,6 +105,39 @@ QWEN3_5: dict[str, Any] = {
 }
 
 
+def recurrent_models() -> dict[str, Any]:
+    return {
+        "qwen3_5": hf.Qwen3_5TextConfig(**QWEN3_5),
+        "qwen3_5_linear_last_tied": hf.Qwen3_5TextConfig(
+            **QWEN3_5
+            | {
+                "num_hidden_layers": 3,
+                "tie_word_embeddings": True,
+                "linear_key_head_dim": 40,
+                "linear_value_head_dim": 80,
+                "linear_num_value_heads": 2,
+            },
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        "qwen3_5_moe": hf.Qwen3_5MoeTextConfig(
+            **{name: value for name, value in QWEN3_5.items() if name != "intermediate_size"},
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=48,
+        ),
+        "qwen3_next": hf.Qwen3NextConfig(
+            **QWEN3_5 | {"rope_parameters": rope("default", 1e7, partial_rotary_factor=0.25)},
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=48,
+            mlp_only_layers=[1],
+            norm_topk_prob=True,
+        ),
+    }
+
+
 def models() -> dict[str, Any]:
     smol = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": 4}
     odd_heads = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
@@ -188,34 +221,7 @@ def models() -> dict[str, Any]:
         "deepseek_v2_dense": hf.DeepseekV2Config(
             **BASE | DEEPSEEK, q_lora_rank=None, first_k_dense_replace=3, rope_parameters=DEEPSEEK_YARN
         ),
-        "qwen3_5": hf.Qwen3_5TextConfig(**QWEN3_5),
-        "qwen3_5_linear_last_tied": hf.Qwen3_5TextConfig(
-            **QWEN3_5
-            | {
-                "num_hidden_layers": 3,
-                "tie_word_embeddings": True,
-                "linear_key_head_dim": 40,
-                "linear_value_head_dim": 80,
-                "linear_num_value_heads": 2,
-            },
-            layer_types=["linear_attention", "full_attention", "linear_attention"],
-        ),
-        "qwen3_5_moe": hf.Qwen3_5MoeTextConfig(
-            **{name: value for name, value in QWEN3_5.items() if name != "intermediate_size"},
-            num_experts=8,
-            num_experts_per_tok=3,
-            moe_intermediate_size=32,
-            shared_expert_intermediate_size=48,
-        ),
-        "qwen3_next": hf.Qwen3NextConfig(
-            **QWEN3_5 | {"rope_parameters": rope("default", 1e7, partial_rotary_factor=0.25)},
-            num_experts=8,
-            num_experts_per_tok=3,
-            moe_intermediate_size=32,
-            shared_expert_intermediate_size=48,
-            mlp_only_layers=[1],
-            norm_topk_prob=True,
-        ),
+        **recurrent_models(),
     }
 
 
