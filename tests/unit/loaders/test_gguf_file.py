@@ -277,7 +277,7 @@ def test_rows_that_end_inside_a_group_are_refused(put):
 
 def test_an_unread_format_is_refused_by_name(put):
     assert_refused(put(only_tensors(raw_entry(dims=(256,), type_id=10))), "format Q2_K", UnsupportedModel)
-    assert_refused(put(only_tensors(raw_entry(dims=(256,), type_id=39))), "format MXFP4", UnsupportedModel)
+    assert_refused(put(only_tensors(raw_entry(dims=(256,), type_id=23))), "format IQ4_XS", UnsupportedModel)
     assert_refused(put(only_tensors(raw_entry(dims=(256,), type_id=77))), "type 77")
 
 
