@@ -137,8 +137,8 @@ class DiskTier(DiskState):
         except InvalidRecord as error:
             outcome, reason = Outcome.FAILED, str(error)
             self._discard(load.key, reason)
-        except OSError as error:
-            outcome, reason = Outcome.FAILED, error.strerror or type(error).__name__
+        except (OSError, MemoryError) as error:
+            outcome, reason = Outcome.FAILED, getattr(error, "strerror", None) or type(error).__name__
         with self._changed:
             if generation != self._generation:
                 return
