@@ -1,1 +1,1 @@
-"""Pages of keys and values: the pool that counts them, the keys that name what they hold, the tiers below. Knows no request."""
+"""Keys and values: the pool that counts pages, the keys that name them, the tiers below. Knows no request."""
