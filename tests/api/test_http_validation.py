@@ -75,7 +75,7 @@ def test_a_chat_that_contradicts_itself_is_refused_by_its_field(rig, fields, par
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"stream": True, "echo": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"stream": True, "use_beam_search": True}, "use_beam_search"),
+        ({"stream": True, "use_beam_search": True}, "stream"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
     ],
     ids=lambda value: json.dumps(value)[:50],

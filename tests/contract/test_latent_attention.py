@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tiercel import _native
 from tiercel.base.errors import ConfigError, ModelFileError, ShapeError, UnsupportedModel
 from tiercel.ops.passes import Passes, lower_and_fuse
-from tiercel.ops.recorder import ComputeDtype, Recorder
+from tiercel.ops.recorder import ComputeDtype, LatentSizes, Recorder
 from tiercel.ops.reference import TOLERANCE
 from tiercel.ops.reference_latent import latent_attention, latent_rows, sigmoid_gate
 from tiercel.quant.formats import Format
@@ -52,7 +52,7 @@ def layer(case, **wrong):
     table = None
     if rotation is not None:
         table = rec.rope_table("rope", (0.6 ** np.arange(rope // 2)).astype(np.float32), magnitude=1.1)
-    sizes = {"heads": heads, "nope": nope, "rope": rope, "v_dim": v, "norm": "norm.weight", "weight": "kv_b"}
+    sizes = {"sizes": LatentSizes(heads, nope, rope, v), "norm": "norm.weight", "weight": "kv_b"}
     more = {"eps": 1e-6, "scale": (nope + rope) ** -0.5, "table": table, "interleaved": bool(rotation)}
     q, gate = rec.select_rows(rec.linear(x, "q")), rec.linear(rec.select_rows(x), "gate") if gate_width else None
     y = rec.latent_attention(q, rec.linear(x, "a"), layer=0, **sizes, **more)
@@ -166,7 +166,7 @@ def test_latents_that_something_else_reads_are_refused():
         "twice", {"e": (8, 24), "n": (16,), "w": (32, 16)}, dict.fromkeys("enw", Format.F32), ComputeDtype.AUTO
     )
     x = rec.embed("e")
-    sizes = {"heads": 1, "nope": 16, "rope": 8, "v_dim": 16, "eps": 1e-6, "scale": 1.0}
+    sizes = {"sizes": LatentSizes(1, 16, 8, 16), "eps": 1e-6, "scale": 1.0}
     y = rec.latent_attention(x, x, layer=0, norm="n", weight="w", **sizes)
     with pytest.raises(UnsupportedModel, match="normed in place"):
         lower_and_fuse(rec.finish(rec.select_rows(y)))

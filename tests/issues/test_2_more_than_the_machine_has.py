@@ -62,7 +62,7 @@ resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))  # a thread's stack t
 program = _native.Program("scalar", 1000)
 kv = _native.make_kv(1, 16, "float32", [(1, 8)])
 try:
-    _native.StepRunner(program, kv, 1 << 12, (0, 64), 8, 1, 16, 16, 1, [])
+    _native.StepRunner(program, kv, 1 << 12, (0, 64), 8, 1, 16, 16, 1, [], 8)
 except (RuntimeError, MemoryError) as error:
     print(type(error).__name__)
 """

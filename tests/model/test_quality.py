@@ -198,11 +198,6 @@ def random_matrix(rng, weight_format, shape):
     """Return a matrix's bytes: every code and every inner scale occurs, and products keep their size."""
     n, k = shape
     spread = 1 / math.sqrt(k)
-    if weight_format not in CODES:
-        values = (rng.standard_normal(shape) * spread).astype(np.float32)
-        if weight_format is Format.BF16:
-            return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(-1)
-        return values.astype(FLOATS[weight_format]).view(np.uint8).reshape(-1)
     if weight_format is Format.MXFP4:
         groups = rng.integers(0, 256, (n * k // 32, 17), dtype=np.uint8)
         groups[:, 0] = 127 + round(math.log2(spread / 2.9)) + rng.integers(-1, 2, len(groups))
@@ -211,6 +206,11 @@ def random_matrix(rng, weight_format, shape):
         groups = rng.integers(0, 256, (n * k // 32, 24), dtype=np.uint8)
         groups[:, :8] = (spread / 2.9 * rng.uniform(0.5, 1.5, (len(groups), 2))).astype("<f4").view(np.uint8)
         return groups.reshape(-1)
+    if weight_format not in CODES:
+        values = (rng.standard_normal(shape) * spread).astype(np.float32)
+        if weight_format is Format.BF16:
+            return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(-1)
+        return values.astype(FLOATS[weight_format]).view(np.uint8).reshape(-1)
     at, code_spread, offset, offset_at = CODES[weight_format]
     groups = rng.integers(0, 256, (n * k // weight_format.group, weight_format.group_bytes), dtype=np.uint8)
     d = spread / code_spread * rng.uniform(0.5, 1.5, (len(groups), 1))

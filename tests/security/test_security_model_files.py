@@ -155,4 +155,5 @@ def test_GO_2025_3824_we_send_no_token_ourselves():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                names = [name for name in names if name != "urllib.parse"]  # takes addresses apart, and asks nobody
                 assert not {name.partition(".")[0] for name in names} & {"urllib", "http", "requests", "httpx"}, path

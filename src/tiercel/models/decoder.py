@@ -270,8 +270,7 @@ class Decoder(Model):
             k = rec.rope(k, tables[rope], heads=c.n_kv_heads)
         y = rec.attention(
             self.kept_rows(rec, i, q),
-            k,
-            v,
+            (k, v),
             layer=i,
             heads=c.n_heads,
             kv_heads=c.n_kv_heads,

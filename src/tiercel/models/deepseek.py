@@ -26,7 +26,7 @@ from tiercel.models.model import RecordOptions
 from tiercel.models.moe import MixtureConfig, read_experts
 from tiercel.models.rope import read_rope
 from tiercel.ops.program import KvLayer, Value
-from tiercel.ops.recorder import Recorder
+from tiercel.ops.recorder import LatentSizes, Recorder
 from tiercel.ops.routing import Routing
 
 _OF_TRAINING_OR_DRAFTS = (
@@ -189,10 +189,7 @@ class DeepseekV3(Decoder):
             layer=i,
             norm=f"{prefix}.kv_a_layernorm.weight",
             weight=f"{prefix}.kv_b_proj.weight",
-            heads=c.n_heads,
-            nope=c.nope,
-            rope=c.rope,
-            v_dim=c.v_dim,
+            sizes=LatentSizes(c.n_heads, c.nope, c.rope, c.v_dim),
             eps=_LATENT_EPS,
             scale=c.attention_scale,
             table=tables["rope"],

@@ -32,6 +32,15 @@ class ComputeDtype(enum.StrEnum):
     FLOAT32 = "float32"
 
 
+class LatentSizes(NamedTuple):
+    """What a head of latent attention has: query columns without and with rotation, and value columns."""
+
+    heads: int
+    nope: int
+    rope: int
+    v_dim: int
+
+
 class ExpertNames(NamedTuple):
     """The tensors of a mixture's experts; each name has `{}` where the expert's number goes."""
 
@@ -107,8 +116,7 @@ class Recorder:
     def attention(
         self,
         q: Value,
-        k: Value,
-        v: Value,
+        kv: tuple[Value, Value],
         *,
         layer: int,
         heads: int,
@@ -119,14 +127,14 @@ class Recorder:
         softcap: float = 0.0,
         sinks: str | None = None,
     ) -> Value:
-        """Keep k and v in the layer's store, then attend each query to its own sequence.
+        """Keep keys and values in the layer's store, then attend each query to its own sequence.
 
         q has all rows of the step, or those that need logits. `sinks` is a weight [H]: a logit for each head that takes
         part in the softmax and gives no value.
         """
         attrs: dict[str, Attr] = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         attrs |= {"scale": float(scale), "window": window, "softcap": float(softcap)}
-        y = self._record("attention", (q, k, v), {} if sinks is None else {"sinks": self.weight(sinks)}, attrs)
+        y = self._record("attention", (q, *kv), {} if sinks is None else {"sinks": self.weight(sinks)}, attrs)
         self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, window))
         return y
 
@@ -138,10 +146,7 @@ class Recorder:
         layer: int,
         norm: str,
         weight: str,
-        heads: int,
-        nope: int,
-        rope: int,
-        v_dim: int,
+        sizes: LatentSizes,
         eps: float,
         scale: float,
         table: Value | None = None,
@@ -149,14 +154,14 @@ class Recorder:
     ) -> Value:
         """Keep each token's latent row, normed by `norm` and rotated by `table`, then attend through `weight`.
 
-        q's last `rope` columns of each head are rotated alike. q has all rows of the step, or those that need logits.
+        The last `sizes.rope` columns of each of q's heads are rotated alike. q has all rows, or those that need logits.
         """
-        attrs: dict[str, Attr] = {"layer": layer, "heads": heads, "nope": nope, "rope": rope, "v_dim": v_dim}
+        attrs: dict[str, Attr] = {"layer": layer, **sizes._asdict()}
         attrs |= {"eps": float(eps), "scale": float(scale), "interleaved": int(interleaved)}
         weights = {"norm": self.weight(norm), "w": self.weight(weight)}
         y = self._record("latent_attention", (q, latents) if table is None else (q, latents, table), weights, attrs)
         rank = weights["w"].shape[1]
-        self._kv_layers.append(KvLayer(layer, 1, rank + rope, 0, rank))
+        self._kv_layers.append(KvLayer(layer, 1, rank + sizes.rope, 0, rank))
         return y
 
     def sigmoid_gate(self, x: Value, gate: Value) -> Value:

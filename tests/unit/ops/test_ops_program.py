@@ -4,7 +4,7 @@ from tiercel.base.errors import ModelFileError, ShapeError, UnsupportedModel
 from tiercel.ops.dims import Bounds, Dim
 from tiercel.ops.lower import lower
 from tiercel.ops.program import Program
-from tiercel.ops.recorder import ComputeDtype, ExpertNames, Recorder
+from tiercel.ops.recorder import ComputeDtype, ExpertNames, LatentSizes, Recorder
 from tiercel.ops.routing import Routing
 from tiercel.ops.vocabulary import VOCABULARY, cost
 from tiercel.quant.formats import Format
@@ -23,8 +23,12 @@ SHAPES = {
     "one": (1, 64),
     "of_one": (1,),
     "wide": (64, 32),
+    "latent_q": (48, 64),
+    "latents": (24, 64),
+    "latent_kv": (64, 16),
 }
 FORMATS = {name: Format.Q4_1 if len(shape) == 2 else Format.F32 for name, shape in SHAPES.items()}
+FORMATS["latent_kv"] = Format.F32  # rows of 16 columns are no whole groups
 
 
 def recorder(compute_dtype=ComputeDtype.AUTO):
@@ -38,7 +42,7 @@ def tiny():
     h = rec.rms_norm(x, "norm", 1e-5)
     q, k, v = rec.linear(h, "square"), rec.linear(h, "narrow"), rec.linear(h, "narrow")
     q, k = rec.rope(q, table, heads=4), rec.rope(k, table, heads=2)
-    y = rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
+    y = rec.attention(q, (k, v), layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
     x = rec.add(x, rec.linear(y, "square", bias="bias"))
     return rec, x
 
@@ -68,7 +72,7 @@ def test_rows_follow_select_rows():
 
 
 def attend(rec, q, k, v):
-    return rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
+    return rec.attention(q, (k, v), layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
 
 
 def test_attention_of_selected_queries_keeps_the_keys_of_all_rows():
@@ -121,7 +125,7 @@ def test_a_weight_that_the_checkpoint_lacks_is_named():
         (lambda rec, x: rec.select_rows(rec.select_rows(x)), r"ops\.select_rows: got rows R"),
         (lambda rec, x: rec.softcap(x, -1.0), r"cap > 0"),
         (
-            lambda rec, x: rec.attention(x, x, x, layer=0, heads=4, kv_heads=3, head_dim=16, scale=1.0),
+            lambda rec, x: rec.attention(x, (x, x), layer=0, heads=4, kv_heads=3, head_dim=16, scale=1.0),
             r"ops\.attention: got q, k, v widths 64, 64, 64, heads 4, kv_heads 3",
         ),
     ],
@@ -142,7 +146,7 @@ def test_a_program_without_its_output_is_refused():
 def test_two_attentions_cannot_share_a_layer():
     rec, x = tiny()
     q, k, v = rec.linear(x, "square"), rec.linear(x, "narrow"), rec.linear(x, "narrow")
-    rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
+    rec.attention(q, (k, v), layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
     with pytest.raises(ShapeError, match=r"attention of layers \[0, 0\]"):
         rec.finish(rec.select_rows(x))
 
@@ -153,6 +157,12 @@ def test_every_op_has_a_tolerance_and_a_cost():
     x = rec.activate(rec.layer_norm(x, "bias", "bias", 1e-5), "gelu")
     q, k, v = (rec.linear(x, "square") for _ in range(3))
     x = rec.add(x, rec.sequence_attention(q, k, v, heads=4, kv_heads=4, head_dim=16, scale=0.25))
+    q, latents = rec.linear(x, "latent_q"), rec.linear(x, "latents")
+    sizes = LatentSizes(heads=2, nope=16, rope=8, v_dim=16)
+    y = rec.latent_attention(
+        q, latents, layer=2, norm="head_norm", weight="latent_kv", sizes=sizes, eps=1e-6, scale=0.2
+    )
+    x = rec.add(x, rec.linear(rec.sigmoid_gate(y, rec.linear(x, "narrow")), "wide"))
     gated = rec.gated(rec.linear(x, "square"), rec.linear(x, "square"), "silu")
     mixed = rec.short_conv([rec.linear(x, "square")], ["filters"], layer=1, act="silu")
     gates = (rec.linear(x, "one"), rec.linear(x, "one"))
@@ -201,7 +211,7 @@ def test_a_rotation_that_q_and_k_do_not_share_is_refused():
     x = rec.embed("table")
     q, k, v = rec.linear(x, "square"), rec.linear(x, "narrow"), rec.linear(x, "narrow")
     q = rec.rope(q, rec.rope_table("r", [1.0]), heads=4)
-    y = rec.attention(q, k, v, layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
+    y = rec.attention(q, (k, v), layer=0, heads=4, kv_heads=2, head_dim=16, scale=0.25)
     with pytest.raises(UnsupportedModel, match="share one rotation"):
         lower(rec.finish(rec.select_rows(y)))
 
