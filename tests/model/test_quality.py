@@ -269,8 +269,8 @@ def test_packed_weights_of_every_format_give_the_references_logits(weight_format
     if weight_format.is_quantized:
         unrounded = run_reference(model.record(tensors, compute_dtype=ComputeDtype.FLOAT32), tensors)
         assert error.mean() < 0.5 * np.abs(expected - unrounded).mean()
-        # Before a first code differs, which may be in the fifth row.
-        assert np.quantile(error[:8].max(axis=1), 0.25) <= LOGIT_TOLERANCE["float32"]
+        # Before a first code differs, which may be in the third row.
+        assert np.quantile(error[:8].max(axis=1), 0.1) <= LOGIT_TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("weight_format", Format)
