@@ -203,13 +203,15 @@ class OnTerminal:
             self.heard += piece.decode()
 
     def press_until(self, key, pattern):
-        """Press a key, again if nothing comes of it: a Ctrl-C just as CPython's readline takes a letter waits for the
-        next letter, which a test is fast enough to meet.
+        """Press a key, again behind a letter if nothing comes of it: a Ctrl-C just as CPython's readline takes a letter
+        waits for the next letter, which a test is fast enough to meet.
         """
-        for _ in range(50):
-            self.type(key)
-            if select.select([self.master], [], [], 0.5)[0]:
-                return self.hear(pattern)
+        for i in range(50):
+            self.type(f" {key}" if i else key)
+            while select.select([self.master], [], [], 0.5)[0]:
+                self.heard += os.read(self.master, 4096).decode()
+                if re.search(pattern, self.heard):
+                    return self.hear(pattern)
         raise AssertionError(f"nothing came of {key!r}")
 
     def type(self, text):
