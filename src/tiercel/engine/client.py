@@ -22,7 +22,6 @@ import msgspec
 from tiercel.base.errors import EngineDead, RequestError, RequestFailed, TiercelError
 from tiercel.engine.core import EngineCore
 from tiercel.engine.outputs import RequestState, RequestSummary
-from tiercel.engine.pooling import Pooler
 from tiercel.engine.prompts import PreparedRequest, Prompt, PromptReader
 from tiercel.engine.request import NewSequence, SequenceUpdate
 from tiercel.engine.stats import EngineSnapshot
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tiercel.engine.beams import BeamHandle
+    from tiercel.engine.pooling import Pooler
     from tiercel.protocol.beams import BeamSearchParams
     from tiercel.sampling.budget_constraint import BudgetConstraint
     from tiercel.sampling.constraint import Constraint
@@ -188,7 +188,7 @@ class PreparedPooling(msgspec.Struct, frozen=True):
 
     request: PreparedRequest
     params: PoolingParams
-    pooler: Pooler
+    pooler: "Pooler"
 
     def finish(self, output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
         """Pool the rows of the request's one output.
@@ -215,7 +215,7 @@ class EngineClient:
         grammar_limits: "GrammarLimits | None" = None,
         reasoning: "ReasoningConfig | None" = None,
         reasoning_texts: Callable[[], ReasoningTexts] = lambda: ((), ()),
-        pooler: Pooler | None = None,
+        pooler: "Pooler | None" = None,
     ) -> None:
         """Become the one who is told what `core` produces.
 
@@ -390,7 +390,7 @@ class EngineClient:
         for i, result in self._run_many([one.request for one in prepared]):
             yield i, result if isinstance(result, TiercelError) else prepared[i].finish(result)
 
-    def _pooler(self) -> Pooler:
+    def _pooler(self) -> "Pooler":
         if self.pooler is None:
             raise RequestError(
                 "model: it generates and does not pool; a model that embeds or classifies is needed", param="model"
