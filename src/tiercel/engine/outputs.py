@@ -10,7 +10,7 @@ whatever the engine still sends after that is dropped.
 """
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiercel.base.errors import TiercelError
@@ -290,7 +290,7 @@ class RequestState:
             outputs=outputs,
             finished=self.is_ended,
             num_cached_tokens=self._n_cached,
-            metrics=replace(self._metrics),
+            metrics=self._metrics.copy(),
             rows=self._rows,
         )
 
@@ -304,7 +304,7 @@ class RequestState:
             n_prompt_tokens=len(self._prompt_ids),
             n_output_tokens=sum(len(output.token_ids) for output in self.outputs),
             n_cached_tokens=self._n_cached or 0,
-            metrics=replace(self._metrics),
+            metrics=self._metrics.copy(),
         )
 
     def _note(self, update: SequenceUpdate) -> None:

@@ -54,6 +54,12 @@ class RequestMetrics:
     last_token_s: float | None = None
     n_preemptions: int = 0
 
+    def copy(self) -> "RequestMetrics":
+        """Return another with the same times; one is made for each token, so it is not `dataclasses.replace`."""
+        return RequestMetrics(
+            self.arrival_s, self.first_scheduled_s, self.first_token_s, self.last_token_s, self.n_preemptions
+        )
+
 
 @dataclass(slots=True)
 class RequestOutput:

@@ -47,6 +47,12 @@ def test_a_start_has_its_first_byte_before_its_end_and_its_own_memory():
     assert small_bytes < large_bytes
 
 
+def test_a_start_may_keep_compiled_modules_whatever_the_shell_says(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    started = startup.start(process("import sys; print(sys.dont_write_bytecode)"), deadline_s=20.0)
+    assert started.text == "False\n"
+
+
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
