@@ -116,12 +116,13 @@ class RequestHandle:
         Raises: the error that ended the request; StopIteration after its last output.
         """
         while True:
-            output = self._take(_QueueWaiter(self._signals))
+            output = self._take()
             if output is not None:
                 return output
             if self._state.is_read:
                 raise StopIteration
-            self._signals.get()
+            if not self._is_ready(_QueueWaiter(self._signals)):
+                self._signals.get()
 
     def __aiter__(self) -> "RequestHandle":
         return self
@@ -133,23 +134,20 @@ class RequestHandle:
         """
         import asyncio  # only who streams on a loop pays for it
 
-        loop = asyncio.get_running_loop()
         while True:
-            waiter = _LoopWaiter(loop)
-            output = self._take(waiter)
+            output = self._take()
             if output is not None:
                 return output
             if self._state.is_read:
                 raise StopAsyncIteration
-            await waiter.future
+            waiter = _LoopWaiter(asyncio.get_running_loop())
+            if not self._is_ready(waiter):
+                await waiter.future
 
-    def _take(self, waiter: _LoopWaiter | _QueueWaiter) -> RequestOutput | None:
-        """Give what is new, or leave `waiter` to be woken when something is."""
+    def _take(self) -> RequestOutput | None:
+        """Give what is new, None when nothing is."""
         with self._state.lock:
-            output = self._state.take()
-            if output is None and not self._state.is_read:
-                self._waiter = waiter
-            return output
+            return self._state.take()
 
     def _is_ready(self, waiter: _LoopWaiter | _QueueWaiter) -> bool:
         """Whether there is something to read, which is left there; else `waiter` is woken when there is."""

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from tiercel import __version__
 from tiercel.api.http.schema import Generation
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from tiercel.api.http.service import Service
     from tiercel.api.http.settings import ServerSettings
     from tiercel.protocol.outputs import RequestOutput
+
+_encoder: Final = msgspec.json.Encoder()
 
 
 @dataclass(slots=True)
@@ -60,20 +64,30 @@ class Envelope:
     created: int
     model: str
     fingerprint: str | None
+    _head: bytes = field(init=False, repr=False)  # what is the same in each chunk of a stream, encoded once
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_head", msgspec.json.encode(self._before())[:-1])
 
     def around(self, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
         """Give an answer with these choices; what is None in `more` is left out."""
-        answer = {
-            "id": self.id,
-            "object": self.object,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-        }
-        if self.fingerprint is None:
-            del answer["system_fingerprint"]
-        return answer | {name: value for name, value in more.items() if value is not None}
+        return (
+            self._before() | {"choices": choices} | {name: value for name, value in more.items() if value is not None}
+        )
+
+    def frame(self, choices: Sequence[Any], **more: Any) -> bytes:
+        """Give a server-sent event of `around`'s answer."""
+        rest: dict[str, Any] = {"choices": choices}
+        for name, value in more.items():
+            if value is not None:
+                rest[name] = value
+        return b"data: " + self._head + b"," + _encoder.encode(rest)[1:] + b"\n\n"
+
+    def _before(self) -> dict[str, Any]:
+        before: dict[str, Any] = {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
+        if self.fingerprint is not None:
+            before["system_fingerprint"] = self.fingerprint
+        return before
 
 
 def envelope(service: "Service", request_id: str, ask: Generation, kind: str) -> Envelope:

@@ -24,7 +24,7 @@ from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, close_started, until_gone
 from tiercel.api.http.schema import ChatRequest
 from tiercel.api.http.service import Service, Submission
-from tiercel.api.http.sse import EventStream, frame
+from tiercel.api.http.sse import EventStream
 from tiercel.api.http.structured import may_have_form
 from tiercel.api.http.tools import ToolUse, form_of_tools, tool_use
 from tiercel.base.errors import RequestError
@@ -248,7 +248,7 @@ class _ChatAnswer:
                 yield b"".join(ready)
         if self._has_usage:
             metrics = request_metrics(self._service.settings, running)
-            yield frame(self._around.around([], usage=self._usage(), metrics=metrics))
+            yield self._around.frame([], usage=self._usage(), metrics=metrics)
 
     def _of_output(self, one: "CompletionOutput") -> list[bytes]:
         ready = []
@@ -299,4 +299,4 @@ class _ChatAnswer:
         if token_ids is not None:
             choice["token_ids"] = token_ids
         usage = self._usage() if self._has_running_usage else None
-        return frame(self._around.around([choice], usage=usage, **more))
+        return self._around.frame([choice], usage=usage, **more)

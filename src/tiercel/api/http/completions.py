@@ -21,7 +21,7 @@ from tiercel.api.http.responses import json_response
 from tiercel.api.http.running import Running, close_started, until_gone
 from tiercel.api.http.schema import CompletionRequest
 from tiercel.api.http.service import Service, Submission
-from tiercel.api.http.sse import EventStream, frame
+from tiercel.api.http.sse import EventStream
 from tiercel.api.http.structured import may_have_form
 from tiercel.base.errors import RequestError
 
@@ -222,7 +222,7 @@ class _CompletionAnswer:
                 yield b"".join(ready)
         if self._has_usage:
             metrics = request_metrics(self._service.settings, running)
-            yield frame(self._around.around([], usage=self._tally.usage(), metrics=metrics))
+            yield self._around.frame([], usage=self._tally.usage(), metrics=metrics)
 
     def _of_output(self, i: int, one: "CompletionOutput") -> list[bytes]:
         index = i * self._n + one.index
@@ -260,4 +260,4 @@ class _CompletionAnswer:
             choice["stop_reason"] = stop_reason
         choice |= {name: value for name, value in more.items() if value is not None}
         usage = self._tally.usage() if self._has_running_usage else None
-        return frame(self._around.around([choice], usage=usage))
+        return self._around.frame([choice], usage=usage)
