@@ -17,6 +17,9 @@ from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
 if TYPE_CHECKING:
     import numpy as np
 
+    from tiercel.kv.tiers.identity import ObjectGroup
+    from tiercel.kv.tiers.interface import Bytes
+
 
 N_STEPS_MAX = 8  # steps that may be submitted and not collected
 
@@ -94,6 +97,28 @@ class Runner(Protocol):
         """Wait for the oldest submitted step and return its rows. Releases the GIL while it waits.
 
         Raises: RequestFailed when the step could not be computed; later steps still run.
+        """
+        ...
+
+    @property
+    def page_group(self) -> "ObjectGroup | None":
+        """What the bytes of one page mean; None: nothing of a sequence is in its pages."""
+        ...
+
+    def read_pages(self, page_ids: Sequence[int]) -> "list[Bytes]":
+        """Copy the bytes of pages. They are the same whoever computed them, with the same tokens before.
+
+        Requires: no submitted step that was not collected writes to them.
+        Cost: a copy in memory, by the calling thread.
+        """
+        ...
+
+    def write_pages(self, page_ids: Sequence[int], data: "Sequence[Bytes]") -> None:
+        """Fill pages with bytes that `read_pages` gave, perhaps in another process. Later steps read them.
+
+        Requires: no submitted step that was not collected reads them or writes to them, the rows of sequences that
+        ended meanwhile included.
+        Raises: ShapeError, and nothing is written, when a length is not a page's.
         """
         ...
 

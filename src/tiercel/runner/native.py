@@ -26,6 +26,9 @@ from tiercel.sampling.native import native_params
 if TYPE_CHECKING:
     import numpy as np
 
+    from tiercel.kv.tiers.identity import ObjectGroup
+    from tiercel.kv.tiers.interface import Bytes
+
 _HEAD_COLUMNS = 8
 
 
@@ -203,6 +206,29 @@ class NativeRunner:
     def collect(self) -> StepResult:
         """See `Runner.collect`."""
         return StepResult(*self._runner.collect())
+
+    @property
+    def page_group(self) -> "ObjectGroup | None":
+        """See `Runner.page_group`."""
+        from tiercel.runner.pages import page_group  # who keeps pages elsewhere pays for it
+
+        assert self.kv is not None, "runner.native: closed"
+        size = self.capacity.page_size_tokens
+        return page_group(self.program.kv_layers, self.kv_dtype, size, self.kv.page_bytes)
+
+    def read_pages(self, page_ids: Sequence[int]) -> "list[Bytes]":
+        """See `Runner.read_pages`."""
+        assert self.kv is not None, "runner.native: closed"
+        return [self.kv.page(page_id).tobytes() for page_id in page_ids]
+
+    def write_pages(self, page_ids: Sequence[int], data: "Sequence[Bytes]") -> None:
+        """See `Runner.write_pages`."""
+        assert self.kv is not None, "runner.native: closed"
+        from tiercel.runner.pages import check_pages
+
+        check_pages(page_ids, data, self.kv.page_bytes)
+        for page_id, one in zip(page_ids, data, strict=True):
+            memoryview(self.kv.page(page_id))[:] = memoryview(one).cast("B")
 
     def last_logits(self, n_rows: int) -> "np.ndarray":
         """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""

@@ -20,9 +20,12 @@ from typing import Any
 import numpy as np
 
 from tiercel.base.errors import RequestFailed, ShapeError
+from tiercel.kv.tiers.identity import ObjectGroup
+from tiercel.kv.tiers.interface import Bytes
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
 from tiercel.runner.interface import N_STEPS_MAX
+from tiercel.runner.pages import check_pages
 from tiercel.sampling.reference import NOTHING_ALLOWED
 
 _NAN = 0  # the value of a token whose numbers overflowed, and of all after it
@@ -161,6 +164,37 @@ class FakeRunner:
         if result is None:
             raise RequestFailed("fake: this step was told to fail; other steps run; nothing can be done")
         return result
+
+    @property
+    def page_group(self) -> ObjectGroup:
+        """Values, and the positions they were written for."""
+        size = self._limits.page_size_tokens
+        return ObjectGroup("page", "fake", "none", ("value and position", "token"), (2, size), 12 * size)
+
+    def read_pages(self, page_ids: Sequence[int]) -> list[Bytes]:
+        """Copy pages."""
+        written = self._pages_named(lambda start, end: (start, end))
+        assert not written & set(page_ids), f"fake: pages {page_ids} are read; waiting steps write to {sorted(written)}"
+        return [self.values[p].tobytes() + self._positions[p].tobytes() for p in page_ids]
+
+    def write_pages(self, page_ids: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill pages."""
+        used = self._pages_named(lambda _, end: (0, end))
+        assert not used & set(page_ids), f"fake: pages {page_ids} are written; waiting steps use {sorted(used)}"
+        size = self._limits.page_size_tokens
+        check_pages(page_ids, data, 12 * size)
+        for page_id, one in zip(page_ids, data, strict=True):
+            self.values[page_id] = np.frombuffer(one, np.uint64, size)
+            self._positions[page_id] = np.frombuffer(one, np.int32, size, 8 * size)
+
+    def _pages_named(self, positions: Callable[[int, int], tuple[int, int]]) -> set[int]:
+        """Give the pages of each waiting sequence that hold a range of positions, told its start and end."""
+        size, found = self._limits.page_size_tokens, set()
+        for plan in self._waiting:
+            for slot, start in zip(plan.seq_slot.tolist(), plan.seq_start.tolist(), strict=True):
+                first, end = positions(start, self._end(plan, slot))
+                found.update(self._row(slot).page_ids[first // size : -(-end // size)])
+        return found
 
     def close(self) -> None:
         """Stop."""

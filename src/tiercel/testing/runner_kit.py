@@ -242,6 +242,66 @@ class RunnerContract:
         assert driver.step((1, len(prompt), 1), samples=[1]).row_token.tolist() == want[1:]
         runner.close()
 
+    def test_pages_carried_to_another_runner_give_the_tokens_of_computing_them(self) -> None:
+        """As a tier does: read, and written elsewhere under other ids, while other steps are under way."""
+        first = self.make_runner()
+        size = first.limits.page_size_tokens
+        prompt = (PROMPT * size)[: size + 3]
+        driver = Driver(first)
+        driver.admit(0, prompt, len(prompt) + 2)
+        want = driver.generate(0, len(prompt), 2)
+        page_id = driver.page_ids[0][0]
+        (data,) = first.read_pages([page_id])
+        group = first.page_group
+        assert group is not None
+        assert memoryview(data).nbytes == group.object_bytes
+        first.close()
+
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(1, OTHER, 8)
+        driver.admit(0, prompt, len(prompt) + 2)
+        driver.submit((1, 0, len(OTHER)), samples=[1])
+        runner.write_pages(driver.page_ids[0][:1], [data])
+        driver.submit((0, size, len(prompt) - size), samples=[0])
+        assert runner.collect().row_token.tolist() == self._alone(OTHER, 1)
+        assert runner.collect().row_token.tolist() == want[:1]
+        assert driver.step((0, len(prompt), 1), samples=[0]).row_token.tolist() == want[1:]
+        assert runner.read_pages(driver.page_ids[0][:1]) == [data]
+        runner.close()
+
+    def test_a_page_of_the_same_tokens_has_the_same_bytes_however_it_was_computed(self) -> None:
+        """Or two stored under one key would not be the same."""
+        seen = set()
+        for cuts in ([], [3], list(range(1, 8))):
+            runner = self.make_runner()
+            size = runner.limits.page_size_tokens
+            prompt = (PROMPT * size)[: size + 1]
+            driver = Driver(runner)
+            driver.admit(2, OTHER, 8)
+            driver.admit(0, prompt, len(prompt))
+            driver.step((2, 0, len(OTHER)))
+            edges = [0, *[cut for cut in cuts if cut < len(prompt)], len(prompt)]
+            for start, end in itertools.pairwise(edges):
+                driver.step((0, start, end - start))
+            seen.update(bytes(one) for one in runner.read_pages(driver.page_ids[0][:1]))
+            runner.close()
+        assert len(seen) == 1
+
+    def test_data_that_does_not_fill_a_page_is_refused_and_nothing_is_written(self) -> None:
+        """A byte too few, and one page too few."""
+        runner = self.make_runner()
+        before = runner.read_pages([0, 1])
+        for data in ([before[0], before[1][:-1]], before[:1]):
+            try:
+                runner.write_pages([1, 0], data)
+            except ShapeError:
+                pass
+            else:
+                raise AssertionError("data that does not fill its pages was taken")
+        assert runner.read_pages([0, 1]) == before
+        runner.close()
+
     def test_scored_rows_are_the_tokens_that_follow(self) -> None:
         """Rows in order of position; log-probabilities do not depend on chunks."""
         whole = self._scores([len(PROMPT)])
