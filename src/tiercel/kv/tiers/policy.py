@@ -43,9 +43,16 @@ def should_load(n_tokens: int, n_bytes: int, rates: Rates) -> bool:
 
 
 def should_store(
-    n_seen: int, n_tokens_before: int, n_tokens: int, n_bytes: int, rates: Rates, *, worth_s: float
+    n_seen: int,
+    n_tokens_before: int,
+    n_tokens: int,
+    n_bytes: int,
+    rates: Rates,
+    *,
+    worth_s: float,
+    n_sights: int = 2,
 ) -> bool:
-    """Say whether an object is worth storing: its key was seen before, or to have it saves more than `worth_s`.
+    """Say whether an object is worth storing: its key was seen `n_sights` times, or having it saves over `worth_s`.
 
     `n_seen` counts this sight. `n_tokens_before` is how long its chain is before it: what is saved is the time to
     compute the whole chain less the time to load it, as nobody loads an object without those before it. What a load
@@ -56,4 +63,4 @@ def should_store(
     if not should_load(n_chain_tokens, n_chain_bytes, rates):
         return False
     saved_s = compute_s(n_chain_tokens, rates) - load_s(n_chain_bytes, rates)
-    return n_seen >= 2 or saved_s > worth_s
+    return n_seen >= n_sights or saved_s > worth_s

@@ -63,6 +63,8 @@ def test_a_first_sight_is_stored_only_above_its_worth():
     assert not should_store(1, 0, 16, 1000, r, worth_s=0.5)
     assert should_store(2, 0, 16, 1000, r, worth_s=0.5)
     assert should_store(1, 1024, 16, 1000, r, worth_s=0.5)
+    assert should_store(1, 0, 16, 1000, r, worth_s=0.5, n_sights=1)
+    assert not should_store(2, 0, 16, 1000, r, worth_s=0.5, n_sights=3)
     assert not should_store(1, 1024, 16, 1000, r, worth_s=float("inf"))
 
 
