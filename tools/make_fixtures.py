@@ -12,14 +12,17 @@ ids[t] = (7t + 3) mod 128.
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 import transformers as hf
+from safetensors.numpy import save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tiercel.testing.fill import fill_by_name
+from tiercel.testing.interleaved_model import mxfp4_experts
 
 OUT = Path(__file__).parent.parent / "tests" / "model" / "fixtures"
 N_TOKENS = 40
@@ -138,6 +141,29 @@ def recurrent_models() -> dict[str, Any]:
     }
 
 
+GPT_OSS: dict[str, Any] = {
+    **BASE,
+    "intermediate_size": 48,
+    "head_dim": 24,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 8,
+    "rope_parameters": rope("yarn", 15e4, factor=4.0, original_max_position_embeddings=64, truncate=False),
+}
+
+
+def sink_models() -> dict[str, Any]:
+    return {
+        "gpt_oss": hf.GptOssConfig(**GPT_OSS),
+        "gpt_oss_tied_full_last": hf.GptOssConfig(
+            **GPT_OSS | {"num_hidden_layers": 2, "swiglu_alpha": 1.1, "swiglu_limit": 0.25, "num_key_value_heads": 1},
+            layer_types=["full_attention", "sliding_attention"],
+            tie_word_embeddings=True,
+            attention_bias=False,
+        ),
+    }
+
+
 def models() -> dict[str, Any]:
     smol = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": 4}
     odd_heads = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
@@ -222,6 +248,7 @@ def models() -> dict[str, Any]:
             **BASE | DEEPSEEK, q_lora_rank=None, first_k_dense_replace=3, rope_parameters=DEEPSEEK_YARN
         ),
         **recurrent_models(),
+        **sink_models(),
     }
 
 
@@ -235,7 +262,9 @@ def logits_of(config: Any) -> torch.Tensor:
             # A tied head is listed once, under the embedding's name.
             assert parameter.data_ptr() not in seen, name
             seen.add(parameter.data_ptr())
-            if ".experts." in name:
+            if ".experts." in name and config.model_type == "gpt_oss":
+                values = interleaved_experts(name, tuple(parameter.shape))
+            elif ".experts." in name:
                 values = stacked_experts(name, tuple(parameter.shape))
             else:
                 values = fill_by_name(name, tuple(parameter.shape), norms_add_one=adds_one)
@@ -259,6 +288,19 @@ def stacked_experts(name: str, shape: tuple[int, ...]) -> np.ndarray:
     rows = shape[1] // len(halves)
     each = [[fill_by_name(f"{prefix}.{e}.{half}.weight", (rows, shape[2])) for half in halves] for e in range(shape[0])]
     return np.stack([np.concatenate(parts) for parts in each])
+
+
+def interleaved_experts(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return gpt-oss' stack of matrices, [X, in, out], or of biases, [X, out]: gate and up in turns along the last."""
+    prefix, kind = name.removesuffix("_bias").rsplit(".", 1)
+    halves = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    rows, part = shape[-1] // len(halves), "bias" if name.endswith("_bias") else "weight"
+    out = np.empty(shape, np.float32)
+    for e in range(shape[0]):
+        for i, half in enumerate(halves):
+            values = fill_by_name(f"{prefix}.{e}.{half}.{part}", (rows, shape[1]) if part == "weight" else (rows,))
+            out[e, ..., i :: len(halves)] = values.T
+    return out
 
 
 def digits(values: Any) -> list[float]:
@@ -286,6 +328,28 @@ def write_models(names: list[str]) -> None:
             "rows": {str(t): digits(logits[t]) for t in (*WHOLE_ROWS, len(logits) - 1)},
         }
         write(OUT / f"{name}.json", fixture)
+
+
+def write_mxfp4() -> None:
+    """Write what transformers computes from a checkpoint with MXFP4 experts, which it dequantises itself."""
+    config = hf.GptOssConfig(**GPT_OSS | {"intermediate_size": 64})
+    ids = ids_of(config)
+    words = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    as_dict = config_dict(config, "GptOssForCausalLM") | {"quantization_config": words}
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(as_dict))
+        save_file(mxfp4_experts(as_dict)[0], Path(folder) / "model.safetensors")
+        model = hf.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            quantization_config=hf.Mxfp4Config(dequantize=True),
+            attn_implementation="eager",
+        )
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor([ids])).logits[0]
+    rows = {str(t): digits(logits[t]) for t in (*WHOLE_ROWS, len(ids) - 1)}
+    columns = [digits(row[:N_COLUMNS]) for row in logits]
+    write(OUT.parent / "gpt_oss_mxfp4.json", {"config": as_dict, "token_ids": ids, "columns": columns, "rows": rows})
 
 
 def write_ropes() -> None:
@@ -328,4 +392,5 @@ def write(path: Path, value: Any) -> None:
 
 if __name__ == "__main__":
     write_models(sys.argv[1:])
+    write_mxfp4()
     write_ropes()

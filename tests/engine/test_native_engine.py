@@ -39,6 +39,7 @@ MODELS = [
     ("deepseek_v3_experts", Format.Q8_0, "float16"),
     ("qwen3_5_linear_last_tied", Format.F32, "float32"),
     ("qwen3_5_moe", Format.Q4_0, "float16"),
+    ("gpt_oss", Format.Q8_0, "float16"),
 ]
 VOCAB = 128
 MAX_LEN = 112

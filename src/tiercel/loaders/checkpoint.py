@@ -454,6 +454,10 @@ def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
         quantization = _gather(config, placed, files, known, unsupported, str(folder))
         if config.get("model_type") in STACKING_MODEL_TYPES:
             known = split_experts(known, str(folder))
+        elif config.get("model_type") == "gpt_oss":
+            from tiercel.loaders.interleaved_experts import split_interleaved
+
+            known = split_interleaved(known, str(folder))
         generation_settings = read_json_object(generation) if generation.exists() else {}
     except TiercelError:
         for file in files:

@@ -100,15 +100,22 @@ class Mxfp4(Matrix):
         scales.needs(("U8", "F8_E8M0"), (*lead, half // 16), of=codes)
         super().__init__(name, (*lead, 2 * half), codes, n_bytes)
         self._scales = scales
+        self._taken = slice(None)
+
+    def taken(self, name: str, rows: slice) -> "Mxfp4":
+        """Return the matrix of some of the rows, counted over all leading dimensions; no byte is copied."""
+        part = Mxfp4(name, self.codes, self._scales, self.n_bytes)
+        part.shape, part._taken = (len(range(prod(self.shape[:-1]))[rows]), self.shape[-1]), rows
+        return part
 
     def rows(self, begin: int, end: int) -> "_Bytes":
         """See `Matrix.rows`."""
         from tiercel.quant.fp4 import E8M0_NAN, mxfp4_rows
 
-        exponents = self._scales.array().reshape(-1, self.shape[-1] // 32)[begin:end]
+        exponents = self._scales.array().reshape(-1, self.shape[-1] // 32)[self._taken][begin:end]
         if (exponents == E8M0_NAN).any():
             raise ModelFileError(f"{self._scales.told()} and holds 255, which is NaN; finite scales are needed")
-        return mxfp4_rows(self.codes.array().reshape(-1, self.shape[-1] // 2)[begin:end], exponents)
+        return mxfp4_rows(self.codes.array().reshape(-1, self.shape[-1] // 2)[self._taken][begin:end], exponents)
 
 
 class Nvfp4(Matrix):

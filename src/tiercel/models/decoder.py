@@ -55,6 +55,7 @@ class DecoderConfig:
     has_o_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    has_sinks: bool = False
     final_softcap: float = 0.0
 
     @property
@@ -207,6 +208,8 @@ class Decoder(Model):
                 shapes[f"{name}.bias"] = (n,)
         if c.has_qk_norm:
             shapes |= {"self_attn.q_norm.weight": (c.head_dim,), "self_attn.k_norm.weight": (c.head_dim,)}
+        if c.has_sinks:
+            shapes["self_attn.sinks"] = (c.n_heads,)
         return shapes
 
     def may_ignore(self, name: str) -> bool:
@@ -277,6 +280,7 @@ class Decoder(Model):
             head_dim=c.head_dim,
             scale=c.attention_scale,
             window=c.windows[i],
+            sinks=f"{prefix}.sinks" if c.has_sinks else None,
         )
         return rec.linear(y, f"{prefix}.o_proj.weight", bias=f"{prefix}.o_proj.bias" if c.has_o_bias else None)
 

@@ -14,6 +14,7 @@ from tiercel.models.bert import (
 )
 from tiercel.models.deepseek import DeepseekV2, DeepseekV3
 from tiercel.models.gemma3 import Gemma3
+from tiercel.models.gpt_oss import GptOss
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.model import Model
 from tiercel.models.pooled_decoder import POOLED_DECODERS
@@ -47,6 +48,7 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "Qwen3_5MoeForCausalLM": Qwen3_5Moe,
         "Qwen3_5MoeForConditionalGeneration": Qwen3_5MoeMultimodal,
         "Qwen3NextForCausalLM": Qwen3Next,
+        "GptOssForCausalLM": GptOss,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -67,6 +69,7 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
         "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
         "qwen3_next": "Qwen3NextForCausalLM",
+        "gpt_oss": "GptOssForCausalLM",
     }
 )
 

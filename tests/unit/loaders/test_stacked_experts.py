@@ -53,7 +53,7 @@ def test_stacks_of_a_model_type_with_another_order_are_left_alone(tmp_path):
     folder = write_tiny_model(tmp_path, config=MOE)
     stack_experts(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "another_moe"}))
     with open_checkpoint(folder) as checkpoint:
         assert any(name.endswith("experts.gate_up_proj") for name in checkpoint.tensors)
         with pytest.raises(ModelFileError, match=r"experts\.0\.gate_proj\.weight .*is missing"):

@@ -70,6 +70,18 @@ CASES = {
             "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
+    "gpt_oss_q8_0": (
+        "GptOssForCausalLM",
+        Format.Q8_0,
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 32,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+        },
+    ),
     "qwen3_5_q8_0": (
         "Qwen3_5ForCausalLM",
         Format.Q8_0,
