@@ -112,7 +112,7 @@ class DeepseekV3(Decoder):
         renormalises = fields.flag("norm_topk_prob", default=True)
         scale = fields.float32("routed_scaling_factor", 2.5)
         # A group's score is the sum of its two best.
-        return _grouped(fields, routing, n_groups, n_kept, 2, "sigmoid", renormalises=renormalises, scale=scale)
+        return grouped(fields, routing, n_groups, n_kept, 2, "sigmoid", renormalises=renormalises, scale=scale)
 
     @classmethod
     def _is_interleaved(cls, fields: ConfigFields) -> bool:
@@ -172,30 +172,9 @@ class DeepseekV3(Decoder):
         """Write layer i's attention over its normalised input, for the rows that the layer passes on."""
         del options
         c, prefix = self.config, f"model.layers.{i}.self_attn"
-
-        def bias(name: str) -> str | None:
-            return f"{prefix}.{name}.bias" if c.has_qkv_bias else None
-
-        if c.q_rank:
-            small = rec.linear(h, f"{prefix}.q_a_proj.weight", bias=bias("q_a_proj"))
-            small = rec.rms_norm(small, f"{prefix}.q_a_layernorm.weight", _LATENT_EPS)
-            q = rec.linear(small, f"{prefix}.q_b_proj.weight")
-        else:
-            q = rec.linear(h, f"{prefix}.q_proj.weight")
-        latents = rec.linear(h, f"{prefix}.kv_a_proj_with_mqa.weight", bias=bias("kv_a_proj_with_mqa"))
-        y = rec.latent_attention(
-            self.kept_rows(rec, i, q),
-            latents,
-            layer=i,
-            norm=f"{prefix}.kv_a_layernorm.weight",
-            weight=f"{prefix}.kv_b_proj.weight",
-            sizes=LatentSizes(c.n_heads, c.nope, c.rope, c.v_dim),
-            eps=_LATENT_EPS,
-            scale=c.attention_scale,
-            table=tables["rope"],
-            interleaved=c.is_interleaved,
-        )
-        return rec.linear(y, f"{prefix}.o_proj.weight", bias=bias("o_proj"))
+        q, latents = latent_projections(rec, c, prefix, h)
+        y = latent_attention(rec, c, prefix, (self.kept_rows(rec, i, q), latents), layer=i, table=tables["rope"])
+        return rec.linear(y, f"{prefix}.o_proj.weight", bias=f"{prefix}.o_proj.bias" if c.has_qkv_bias else None)
 
 
 class DeepseekV2(DeepseekV3):
@@ -214,7 +193,7 @@ class DeepseekV2(DeepseekV3):
         is_limited = fields.raw("topk_method") == "group_limited_greedy"
         n_groups, n_kept = (fields.size("n_group"), fields.size("topk_group")) if is_limited else (1, 1)
         scale = fields.float32("routed_scaling_factor", 1.0)
-        return _grouped(fields, routing, n_groups, n_kept, 1, "softmax", renormalises=False, scale=scale)
+        return grouped(fields, routing, n_groups, n_kept, 1, "softmax", renormalises=False, scale=scale)
 
     @classmethod
     def _is_interleaved(cls, fields: ConfigFields) -> bool:
@@ -222,7 +201,7 @@ class DeepseekV2(DeepseekV3):
         return True
 
 
-def _grouped(
+def grouped(
     fields: ConfigFields,
     routing: Routing,
     n_groups: int,
@@ -254,6 +233,38 @@ def _grouped(
     return found
 
 
+def latent_projections(rec: Recorder, c: LatentConfig, prefix: str, h: Value) -> tuple[Value, Value]:
+    """Write the projections of a latent attention: queries, and what a token leaves."""
+
+    def bias(name: str) -> str | None:
+        return f"{prefix}.{name}.bias" if c.has_qkv_bias else None
+
+    if c.q_rank:
+        small = rec.linear(h, f"{prefix}.q_a_proj.weight", bias=bias("q_a_proj"))
+        small = rec.rms_norm(small, f"{prefix}.q_a_layernorm.weight", _LATENT_EPS)
+        q = rec.linear(small, f"{prefix}.q_b_proj.weight")
+    else:
+        q = rec.linear(h, f"{prefix}.q_proj.weight")
+    return q, rec.linear(h, f"{prefix}.kv_a_proj_with_mqa.weight", bias=bias("kv_a_proj_with_mqa"))
+
+
+def latent_attention(
+    rec: Recorder, c: LatentConfig, prefix: str, made: tuple[Value, Value], *, layer: int, table: Value | None
+) -> Value:
+    """Write the attention of `latent_projections`' values, whose queries may be fewer; no table: without positions."""
+    return rec.latent_attention(
+        *made,
+        layer=layer,
+        norm=f"{prefix}.kv_a_layernorm.weight",
+        weight=f"{prefix}.kv_b_proj.weight",
+        sizes=LatentSizes(c.n_heads, c.nope, c.rope, c.v_dim),
+        eps=_LATENT_EPS,
+        scale=c.attention_scale,
+        table=table,
+        interleaved=c.is_interleaved,
+    )
+
+
 def latent_weights(c: LatentConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of one layer's attention weights; names follow `model.layers.i.`."""
     q = c.n_heads * (c.nope + c.rope)
@@ -275,12 +286,12 @@ def latent_weights(c: LatentConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def read_latent(architecture: str, fields: ConfigFields, sizes: Sizes, *, is_interleaved: bool) -> LatentConfig:
-    """Read the sizes of latent attention, its rotation and scale.
+def read_latent_sizes(fields: ConfigFields) -> tuple[int, int, int, int]:
+    """Read a head's columns without and with rotation, a latent's, and a value's.
 
     Raises:
         ModelFileError: a size is missing or makes no sense.
-        UnsupportedModel: a field asks for arithmetic that is not implemented.
+        UnsupportedModel: the kernels read no rows of that size.
     """
     nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
     rank, v_dim = fields.size("kv_lora_rank"), fields.size("v_head_dim")
@@ -291,6 +302,17 @@ def read_latent(architecture: str, fields: ConfigFields, sizes: Sizes, *, is_int
         raise fields.broken(
             "qk_head_dim", fields.raw("qk_head_dim"), f"qk_nope_head_dim + qk_rope_head_dim {nope + rope}"
         )
+    return nope, rope, rank, v_dim
+
+
+def read_latent(architecture: str, fields: ConfigFields, sizes: Sizes, *, is_interleaved: bool) -> LatentConfig:
+    """Read the sizes of latent attention, its rotation and scale.
+
+    Raises:
+        ModelFileError: a size is missing or makes no sense.
+        UnsupportedModel: a field asks for arithmetic that is not implemented.
+    """
+    nope, rope, rank, v_dim = read_latent_sizes(fields)
     fields.only("pretraining_tp", 1, why="weights split for training-time tensor parallelism")
     table = read_rope(fields, head_dim=rope, max_position=sizes.max_position, default_theta=10000.0)
     return LatentConfig(
@@ -310,7 +332,7 @@ def read_latent(architecture: str, fields: ConfigFields, sizes: Sizes, *, is_int
         layer_ropes=("rope",) * sizes.n_layers,
         attention_scale=default_scale(nope + rope) * _long_text_factor(fields, table.factor),
         has_qkv_bias=fields.flag("attention_bias", default=False),
-        q_rank=fields.size("q_lora_rank") if fields.has("q_lora_rank") else _none(fields, "q_lora_rank"),
+        q_rank=read_size_or_0(fields, "q_lora_rank"),
         rank=rank,
         nope=nope,
         rope=rope,
@@ -328,6 +350,9 @@ def _long_text_factor(fields: ConfigFields, factor: float) -> float:
     return (0.1 * float(all_dim) * math.log(factor) + 1.0) ** 2
 
 
-def _none(fields: ConfigFields, name: str) -> int:
+def read_size_or_0(fields: ConfigFields, name: str) -> int:
+    """Return a positive integer, or 0 where the field is absent or null."""
+    if fields.has(name):
+        return fields.size(name)
     fields.raw(name)
     return 0
