@@ -108,8 +108,44 @@ QWEN3_5: dict[str, Any] = {
 }
 
 
+KIMI: dict[str, Any] = {
+    **BASE,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.446,
+    "kv_lora_rank": 40,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "linear_head_dim": 24,
+    "linear_num_heads": 3,
+    "linear_conv_kernel_dim": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
 def recurrent_models() -> dict[str, Any]:
     return {
+        "kimi_linear": hf.KimiLinearConfig(
+            **KIMI,
+            layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+        ),
+        "kimi_linear_delta_last": hf.KimiLinearConfig(
+            **KIMI | {"q_lora_rank": 24, "norm_topk_prob": False, "n_group": 1, "num_hidden_layers": 3},
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            mlp_layer_types=["sparse", "dense", "sparse"],
+        ),
         "qwen3_5": hf.Qwen3_5TextConfig(**QWEN3_5),
         "qwen3_5_linear_last_tied": hf.Qwen3_5TextConfig(
             **QWEN3_5
@@ -262,7 +298,9 @@ def logits_of(config: Any) -> torch.Tensor:
             # A tied head is listed once, under the embedding's name.
             assert parameter.data_ptr() not in seen, name
             seen.add(parameter.data_ptr())
-            if ".experts." in name and config.model_type == "gpt_oss":
+            if config.model_type == "kimi_linear":
+                values = kimi_values(config, name, tuple(parameter.shape))
+            elif ".experts." in name and config.model_type == "gpt_oss":
                 values = interleaved_experts(name, tuple(parameter.shape))
             elif ".experts." in name:
                 values = stacked_experts(name, tuple(parameter.shape))
@@ -271,20 +309,37 @@ def logits_of(config: Any) -> torch.Tensor:
             parameter.copy_(torch.from_numpy(values))
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
+                name = name.replace(".mlp.", ".block_sparse_moe.") if config.model_type == "kimi_linear" else name
                 buffer.copy_(torch.from_numpy(fill_by_name(name, tuple(buffer.shape))))
         return model(torch.tensor([ids_of(config)])).logits[0]
 
 
 def ids_of(config: Any) -> list[int]:
     """Return the tokens: more than one 64-token chunk of the oracle's for recurrent models."""
-    n_tokens = 100 if config.model_type.startswith(("qwen3_5", "qwen3_next")) else N_TOKENS
+    is_recurrent = config.model_type.startswith(("qwen3_5", "qwen3_next", "kimi_linear"))
+    n_tokens = 100 if is_recurrent else N_TOKENS
     return [(7 * t + 3) % 128 for t in range(n_tokens)]
 
 
-def stacked_experts(name: str, shape: tuple[int, ...]) -> np.ndarray:
+def kimi_values(config: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a Kimi Linear's parameter as transformers holds it, filled by the names that checkpoints have."""
+    name = name.replace(".forget_gate.", ".")
+    parts = name.split(".")
+    if parts[1] == "layers" and parts[3] == "mlp" and config.mlp_layer_types[int(parts[2])] == "sparse":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if ".experts." in name:
+        return stacked_experts(name, shape, {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)})
+    if name.endswith(".conv1d.weight"):
+        rows = (shape[0] // 3, *shape[1:])
+        return np.concatenate([fill_by_name(name.replace("conv1d", f"{part}_conv1d"), rows) for part in "qkv"])
+    return fill_by_name(name, (shape[2],)).reshape(shape) if name.endswith(".A_log") else fill_by_name(name, shape)
+
+
+def stacked_experts(name: str, shape: tuple[int, ...], names: dict[str, tuple[str, ...]] | None = None) -> np.ndarray:
     """Return all experts' matrices as transformers holds them; each is filled by the name that checkpoints give it."""
     prefix, kind = name.rsplit(".", 1)
-    halves = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    names = names or {"gate_up_proj": ("gate_proj", "up_proj")}
+    halves = names.get(kind, (kind,))
     rows = shape[1] // len(halves)
     each = [[fill_by_name(f"{prefix}.{e}.{half}.weight", (rows, shape[2])) for half in halves] for e in range(shape[0])]
     return np.stack([np.concatenate(parts) for parts in each])

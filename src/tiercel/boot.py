@@ -177,6 +177,7 @@ def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint
     model, files = _model_of(options.runner, checkpoint)
     if model.pooling is not None:
         checkpoint = checkpoint.with_prefix("model.", model.expected_weights())
+    checkpoint = checkpoint.fitted(model.expected_weights(), model.other_shapes)
     check_weights(model, checkpoint.tensors)
     _check_dtype(options.dtype, checkpoint, model.expected_weights())
     if options.enable_prefix_caching and model.info.state_layers:
@@ -294,7 +295,7 @@ def planned_tensors(
         # A router's choice is as good as its logits, and its matrix is small.
         # So are the matrices of gates that weigh experts, and of a recurrent state's decays and betas.
         is_gate = name.endswith((".gate.weight", "_expert_gate.weight", "in_proj_a.weight", "in_proj_b.weight"))
-        is_gate |= name.endswith("in_proj_ba.weight")
+        is_gate |= name.endswith(("in_proj_ba.weight", ".b_proj.weight", ".f_a_proj.weight", ".f_b_proj.weight"))
         if wanted is not None and len(shape) == 2 and shape[1] % 32 == 0 and not is_gate:
             is_table = "embed_tokens" in name or "embeddings." in name or name == "lm_head.weight"
             found = Format.Q8_0 if is_table else wanted

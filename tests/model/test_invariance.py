@@ -35,7 +35,7 @@ FORMATS = [Format.F32, Format.Q8_0, Format.Q4_0]
 KV_DTYPES = ("float32", "float16", "int8")
 CASES = [(m, f, kv) for m in MODELS for f in FORMATS for kv in KV_DTYPES if (f, kv) != (Format.F32, "float32")]
 # Latent rows have no int8 form.
-LATENT = ["deepseek_v3_experts", "deepseek_v3_halves_plain_q"]
+LATENT = ["deepseek_v3_experts", "deepseek_v3_halves_plain_q", "kimi_linear"]
 CASES += [(m, f, kv) for m in LATENT for f, kv in ((Format.Q8_0, "float16"), (Format.F32, "float32"))]
 VOCAB = 128
 # Long enough for several 256-token splits of attention, and for chunks that use the panel kernels.
@@ -52,6 +52,7 @@ def _available(name):
 def tiny(request):
     name, weight_format, kv_dtype = request.param
     config = json.loads(_available(name).read_text())["config"] | {"max_position_embeddings": 512}
+    config.pop("model_max_length", None)  # the same field's other name
     model = build_model(config)
     weights = tiny_checkpoint(config)
 

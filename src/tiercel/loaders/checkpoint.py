@@ -44,6 +44,9 @@ _PART_KEYS = (("split.no", 0), ("split.count", 1))
 _SAMPLE_BYTES = 16 << 10
 
 
+Shape = tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One named tensor: where its bytes are and how to read them.
@@ -121,6 +124,18 @@ class Tensors(Mapping[str, Tensor]):
         known = {rename(name): tensor for name, tensor in self._known.items()}
         return Tensors(known, {rename(name): kind for name, kind in self._unsupported.items()}, self._where)
 
+    def fitted(self, wanted: Mapping[str, Shape], others: Callable[[str], tuple[Shape, ...]]) -> "Tensors":
+        """Return them with those that have one of a name's `others` shapes as the first elements, in the one wanted."""
+        changed = {}
+        for name, shape in wanted.items():
+            found = self._known.get(name)
+            if found is None or found.shape == shape or found.shape not in others(name):
+                continue
+            # Elements of a vector may be ordered, and a matrix made of parts: such have no first bytes.
+            if found.row_permutation is None and found.matrix is None and not found.format.is_quantized:
+                changed[name] = replace(found, shape=shape, data=found.data[: found.format.nbytes(prod(shape))])
+        return Tensors({**self._known, **changed}, self._unsupported, self._where) if changed else self
+
     @property
     def unsupported(self) -> Mapping[str, str]:
         """Name -> type of the tensors that cannot be read."""
@@ -183,6 +198,13 @@ class Checkpoint:
             return prefix + name if name not in wanted and prefix + name in wanted else name
 
         return replace(self, tensors=self.tensors.renamed(rename))
+
+    def fitted(self, wanted: Mapping[str, Shape], others: Callable[[str], tuple[Shape, ...]]) -> "Checkpoint":
+        """Return it with each tensor that has another shape which its model knows in the shape that is wanted.
+
+        What such a shape has more of is not read.
+        """
+        return replace(self, tensors=self.tensors.fitted(wanted, others))
 
     def release_pages(self, tensor: Tensor) -> None:
         """Let go of what is resident of a tensor's bytes: what was packed from them does not count twice."""

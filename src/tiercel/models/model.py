@@ -67,6 +67,11 @@ class Model(ABC):
     def may_ignore(self, name: str) -> bool:
         """Tell whether a checkpoint's tensor may be left unread, because the model needs no such value."""
 
+    def other_shapes(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """Return what else a weight's shape may be in a checkpoint, whose first elements are then the weight."""
+        del name
+        return ()
+
     @abstractmethod
     def forward(self, rec: Recorder, options: RecordOptions) -> Value:
         """Write one step in ops and return its logits, or a pooling model's rows."""

@@ -15,6 +15,7 @@ from tiercel.models.bert import (
 from tiercel.models.deepseek import DeepseekV2, DeepseekV3
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.gpt_oss import GptOss
+from tiercel.models.kimi_linear import KimiLinear
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.model import Model
 from tiercel.models.pooled_decoder import POOLED_DECODERS
@@ -49,6 +50,7 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "Qwen3_5MoeForConditionalGeneration": Qwen3_5MoeMultimodal,
         "Qwen3NextForCausalLM": Qwen3Next,
         "GptOssForCausalLM": GptOss,
+        "KimiLinearForCausalLM": KimiLinear,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -70,6 +72,7 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
         "qwen3_next": "Qwen3NextForCausalLM",
         "gpt_oss": "GptOssForCausalLM",
+        "kimi_linear": "KimiLinearForCausalLM",
     }
 )
 
