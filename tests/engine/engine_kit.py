@@ -13,12 +13,17 @@ from tiercel.testing.fake_runner import FakeRunner, make_limits
 class Bench:
     """A core without a thread."""
 
-    def __init__(self, *, limits=None, runner=None, eos_ids=(), listener=None, **config):
+    def __init__(self, *, limits=None, runner=None, eos_ids=(), listener=None, make_tiers=None, **config):
         self.runner = runner or FakeRunner(limits or make_limits())
         config = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "check_each_step": True} | config
         self.clock = VirtualClock()
         self.core = EngineCore(
-            self.runner, EngineConfig(**config), sink=self._keep, clock=self.clock, listener=listener
+            self.runner,
+            EngineConfig(**config),
+            sink=self._keep,
+            clock=self.clock,
+            listener=listener,
+            make_tiers=make_tiers,
         )
         self.eos_ids = frozenset(eos_ids)
         self.tokens = {}
@@ -39,7 +44,7 @@ class Bench:
             if update.finish_reason is not None or update.error is not None:
                 self.finals[update.sequence_id] = update
 
-    def add(self, name, prompt, *, max_tokens=4, priority=0, salt=None, seed=7, constraint=None, **params):
+    def add(self, name, prompt, *, max_tokens=4, priority=0, salt=None, seed=7, constraint=None, tiers=None, **params):
         limits = self.runner.limits
         params = SamplingParams(max_tokens=max_tokens, **params)
         size = limits.page_size_tokens
@@ -54,6 +59,7 @@ class Bench:
             arrival_s=self.clock(),
             priority=priority,
             constraint=constraint,
+            tiers=tiers,
         )
         self.core.add([new])
         return new

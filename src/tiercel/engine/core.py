@@ -39,6 +39,8 @@ from tiercel.protocol.step import StepResult
 from tiercel.runner.interface import N_STEPS_MAX, Runner
 
 if TYPE_CHECKING:
+    from tiercel.kv.tiers.manager import PageTiers, TierSnapshot
+    from tiercel.kv.tiers.placed import MakeTiers
     from tiercel.sampling.constraint import MaskRows
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,10 @@ Sink = Callable[[list[SequenceUpdate]], None]
 
 _NOTHING_ALLOWED = -2  # as StepResult.row_token says it
 _ALL_BITS = 0xFFFFFFFF
+# How often an engine that waits for tiers looks for what is late: a deadline may be missed by so much.
+_TIER_POLL_S = 0.05
+_N_PREFILL = 32  # tokens of a step that says how fast prompts are computed
+_TIER_TELL_S = 0.5  # how old the tiers' numbers in a snapshot may be while the engine is busy
 
 
 class EngineCore:
@@ -60,6 +66,7 @@ class EngineCore:
         sink: Sink | None = None,
         clock: Callable[[], float] = time.monotonic,
         listener: StatsListener | None = None,
+        make_tiers: "MakeTiers | None" = None,
     ) -> None:
         limits = runner.limits
         if limits.max_logits_rows < limits.n_slots or limits.max_step_tokens < min(config.max_num_seqs, limits.n_slots):
@@ -96,9 +103,12 @@ class EngineCore:
         self._refusal: str | None = None  # why nothing is accepted any more
         self._is_stopping = False
         self._is_dead = False
+        self._has_news = False  # a tier has something to say, and a command for that is on its way
         self._thread: threading.Thread | None = None
         self._process_id = os.getpid()
         self.snapshot = EngineSnapshot()
+        self._tiers = None if make_tiers is None else self._place_tiers(make_tiers)
+        self._tiers_told_s = float("-inf")
         self._publish()
 
     # What other threads may call.
@@ -178,6 +188,12 @@ class EngineCore:
             self._commands.put(partial(self._do_reset, done))
         return done
 
+    def _wake_for_tiers(self) -> None:
+        """Have the tiers polled, once for any number of calls. From any thread."""
+        if not self._has_news:
+            self._has_news = True
+            self._commands.put(partial(self._do_hear_tiers))
+
     def shutdown(self, *, drain_s: float | None = 0.0) -> None:
         """Accept nothing more, let what is there run for at most `drain_s` (None: to its end), abort the rest, end.
 
@@ -206,7 +222,7 @@ class EngineCore:
         """Serve until shut down. The boundary at which a bug becomes EngineDead instead of silence."""
         try:
             while not (self._is_stopping and not self.has_work):
-                if not self.step_once() and not self._is_stopping:
+                if not self.step_once() and (not self._is_stopping or self._waits_for_tiers):
                     self._wait()
         except Exception as error:  # noqa: BLE001  a thread's boundary: answered to every request
             _log.critical("engine: the loop died", exc_info=True)
@@ -219,6 +235,20 @@ class EngineCore:
         """Whether anything is unfinished, undelivered or under way."""
         return bool(self._sequences or self._in_flight or self._updates)
 
+    def _place_tiers(self, make_tiers: "MakeTiers") -> "PageTiers":
+        from tiercel.kv.tiers.manager import PageTiers
+
+        group = self._runner.page_group
+        if group is None or not self.config.enable_prefix_caching or self.limits.needs_whole:
+            raise ConfigError(
+                "kv_tiers: this model's pages are not used for other requests, as it keeps nothing in them or prefix "
+                "caching is off; leave kv_tiers out"
+            )
+        placed = make_tiers(self._wake_for_tiers, self.clock)
+        tiers = PageTiers(placed, self._scheduler.pool, self._runner, group.object_bytes, self.clock)
+        self._scheduler.tiers = tiers
+        return tiers
+
     def step_once(self) -> bool:
         """Do one round; return whether there is more to do without a new command."""
         self._take_commands()
@@ -227,15 +257,25 @@ class EngineCore:
         while is_submitted and self._depth < n_ahead and len(self._in_flight) < n_ahead:
             is_submitted = self._submit_next()
         self._deliver()
+        if self._tiers is not None:
+            self._tiers.work(self._scheduler.collected_id)  # while a step computes
         if self._in_flight and (len(self._in_flight) >= n_ahead or not is_submitted):
             # What is left under way computes while this round's results are seen to.
             self._collect_some(1 if n_ahead <= self._depth else max(len(self._in_flight) - max(n_ahead // 4, 1), 1))
-        elif not self._in_flight and not is_submitted and self._scheduler.waiting:
+        elif not self._in_flight and not is_submitted and self._scheduler.waiting and not self._waits_for_tiers:
             self._give_up_on_head()
         self._publish()
         if self.config.check_each_step:
             self.check()
-        return self.has_work
+        if self._tiers is None:
+            return self.has_work
+        is_parked = not self._in_flight and not is_submitted and not self._updates and self._waits_for_tiers
+        return (self.has_work and not is_parked) or self._tiers.has_work
+
+    @property
+    def _waits_for_tiers(self) -> bool:
+        """Whether what waits may be able to run once a tier has answered, or is late."""
+        return self._tiers is not None and (self._scheduler.n_loading > 0 or self._tiers.n_loads > 0)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant of the engine or the scheduler does not hold."""
@@ -249,11 +289,18 @@ class EngineCore:
 
     def _wait(self) -> None:
         try:
-            self._scheduler.check_idle()
+            if not self._scheduler.running and not self._scheduler.waiting:
+                self._scheduler.check_idle()
         except AssertionError:
             # Requests still get right answers, from fewer pages; ending the process would take them away as well.
             _log.critical("engine: idle, and something is still held", exc_info=True)
-        command = self._commands.get()  # sleeps; nothing polls
+        if self._tiers is None or not (self._waits_for_tiers or self._tiers.is_awaiting):
+            command = self._commands.get()  # sleeps; nothing polls
+        else:
+            try:
+                command = self._commands.get(timeout=_TIER_POLL_S)
+            except queue.Empty:
+                return
         command()
 
     def _take_commands(self) -> None:
@@ -278,7 +325,15 @@ class EngineCore:
                 self._end_sequence(sequence, self._update(sequence, []), reason=reason)
 
     def _do_reset(self, done: "Future[bool]") -> None:
+        if self._tiers is not None and not self._scheduler.running and not self._scheduler.waiting:
+            self._tiers.reset()
         done.set_result(self._scheduler.pool.reset_cached())
+
+    def _do_hear_tiers(self) -> None:
+        """Begin a round, in which tiers are polled and sequences ask them again."""
+        self._has_news = False
+        if self._tiers is not None:
+            self._tiers.news()
 
     def _do_stop(self, *, is_abort: bool) -> None:
         self._is_stopping = True
@@ -372,6 +427,8 @@ class EngineCore:
             except TiercelError as failure:
                 error = failure
         self._scheduler.collected(step)
+        if self._tiers is not None:
+            self._tiers.collected(step.step_id)
         now_s = self.clock()
         stats = self._stats
         stats.time_s = now_s
@@ -388,6 +445,8 @@ class EngineCore:
             return
         assert result.step_id == step.step_id, f"engine: step {result.step_id} came, {step.step_id} was expected"
         stats.compute_s = result.compute_ns * 1e-9
+        if self._tiers is not None and stats.n_tokens >= _N_PREFILL:
+            self._tiers.computed(stats.n_tokens, stats.compute_s)
         if step.only_decodes:
             self._decode_s = stats.compute_s
         if result.rows is not None:
@@ -485,6 +544,7 @@ class EngineCore:
             self._stats.time_to_first_token_s.append(now_s - sequence.arrival_s)
             update.first_scheduled_s = sequence.first_scheduled_s
             update.n_cached_tokens = sequence.n_cached_tokens
+            update.cached_by_tier = sequence.cached_by_tier
             if sequence.n_prompt_logprobs is not None:
                 assert not sequence.is_scoring, f"{sequence.sequence_id}: a prompt token was not scored"
                 update.prompt_logprobs = sequence.prompt_logprobs
@@ -555,6 +615,7 @@ class EngineCore:
         update.error = error
         update.first_scheduled_s = sequence.first_scheduled_s
         update.n_cached_tokens = max(sequence.n_cached_tokens, 0)
+        update.cached_by_tier = sequence.cached_by_tier
         update.n_preemptions = sequence.n_preemptions
         self._updates.append(update)
         self._stats.time_s = update.time_s
@@ -606,7 +667,18 @@ class EngineCore:
             scheduler.n_preemptions,
             scheduler.n_tokens_lost,
             totals["stale"],
+            self._tell_tiers(),
         )
+
+    def _tell_tiers(self) -> "tuple[TierSnapshot, ...]":
+        """Give the tiers' numbers: a new look at them now and then, and whenever the engine comes to rest."""
+        if self._tiers is None:
+            return ()
+        now_s = self.clock()
+        if self.has_work and now_s - self._tiers_told_s < _TIER_TELL_S:
+            return self.snapshot.tiers
+        self._tiers_told_s = now_s
+        return self._tiers.snapshot()
 
     def _end(self, error: Exception | None) -> None:
         """Answer everything that is left and close the runner. Nothing is accepted from here on."""
@@ -617,6 +689,8 @@ class EngineCore:
             why = "it was shut down" if error is None else f"its loop died of {type(error).__name__}: {error}"
             self._refusal = f"engine: {why}; no request can be served; start it again"
         self._answer_all(error)
+        if self._tiers is not None:
+            self._tiers.close()
         self._runner.close()
 
     def _answer_all(self, error: Exception | None) -> None:

@@ -4,6 +4,8 @@ A client's request becomes one `NewSequence` for each of its outputs; the engine
 
     state      made so by                        slot  pages  what may be trusted
     WAITING    `Scheduler.add`, `.preempt`       no    no     token_ids; after a preemption tokens may still arrive
+    LOADING    `Scheduler.plan`                  no    no     as WAITING; a tier was asked for its pages, which are the
+                                                              load's, and others go before it until they came or did not
     RUNNING    admission in `Scheduler.plan`     yes   yes    n_computed and n_total count what was planned, an upper
                                                               bound of what has been computed
     FINISHED   `Scheduler.finish`                no    no     everything; rows of steps still running are dropped
@@ -24,6 +26,8 @@ from tiercel.protocol.params import SamplingParams
 if TYPE_CHECKING:
     import numpy as np
 
+    from tiercel.kv.tiers.promotion import Ask
+    from tiercel.protocol.tiers import TierWishes
     from tiercel.sampling.budget_constraint import BudgetConstraint
     from tiercel.sampling.constraint import Constraint
 
@@ -38,6 +42,7 @@ class State(enum.Enum):
     WAITING = 0
     RUNNING = 1
     FINISHED = 2
+    LOADING = 3
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -65,6 +70,7 @@ class NewSequence(msgspec.Struct, frozen=True, eq=False):
     constraint: "Constraint | BudgetConstraint | None" = None  # its own: form of its text, bound of its reasoning
     pools: Pools | None = None
     n_first: int | None = None  # tokens of a pair's first text
+    tiers: "TierWishes | None" = None  # what it says of the tiers below the pool; None: nothing
 
 
 class SequenceUpdate(msgspec.Struct, eq=False):
@@ -80,6 +86,7 @@ class SequenceUpdate(msgspec.Struct, eq=False):
     is_complete: bool = False  # it ended because its form did: the last token is part of the text
     error: TiercelError | None = None  # instead of a finish_reason
     n_cached_tokens: int = 0
+    cached_by_tier: dict[str, int] | None = None  # of n_cached_tokens, those that came from a tier for it
     first_scheduled_s: float | None = None
     n_preemptions: int = 0
     rows: "np.ndarray | None" = None  # float32 [T or 1, W] of a pooled sequence, with its finish_reason
@@ -107,6 +114,7 @@ class Sequence(msgspec.Struct, eq=False):
     repetition: RepetitionWatch | None = None
     pools: Pools | None = None
     n_first: int | None = None
+    tiers: "TierWishes | None" = None
 
     state: State = State.WAITING
     slot: int = -1  # -1: none
@@ -116,6 +124,8 @@ class Sequence(msgspec.Struct, eq=False):
     n_room: int = 0  # token slots in page_ids
     key_next_at: int = 0  # tokens that must be known and planned before the next page gets its key
     last_step_id: int = -1  # the last step that names it
+    ask: "Ask | None" = None  # of tiers, since it was queued
+    cached_by_tier: dict[str, int] | None = None
     n_cached_tokens: int = -1  # hit at first admission; -1: not admitted yet
     n_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs] = msgspec.field(default_factory=list)
@@ -151,6 +161,7 @@ class Sequence(msgspec.Struct, eq=False):
             repetition=RepetitionWatch(repeating) if repeating is not None else None,
             pools=new.pools,
             n_first=new.n_first,
+            tiers=new.tiers,
             n_total=len(new.prompt_token_ids),
         )
 

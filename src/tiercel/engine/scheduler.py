@@ -11,7 +11,9 @@ Order of a plan, within one budget of tokens:
 4. Admissions, in the order of the queue, if nothing was preempted. All pages of the known tokens are taken at once, so
    that only decoding ever runs out of pages, and one spare page a running sequence is left, so that an admission
    does not preempt at once. The head of the queue waits for room and is not passed; but a sequence whose next page
-   is being computed by this very plan is passed, for at most a few steps, as it will then find that page.
+   is being computed by this very plan is passed, for at most a few steps, as it will then find that page. So is one
+   whose next page a tier has or may have (LOADING), until that is here or will not come: each wait has a deadline.
+   A load needs the room that its sequence will need, and gives it up before anybody is preempted.
 5. Keys: pages that are full of known tokens after this plan can be matched from the next plan on.
 
 The next step is planned while this one runs, so tokens sampled by a running step count but are not known. Why pages can
@@ -27,7 +29,7 @@ sequences that found one of these pages are computed again.
 Invariants, verified by `check`:
 1. A running sequence has one slot of its own, and pages for all that is planned; n_computed < n_total, but for a
    pooled one whose last rows are on their way.
-2. A page's references are the running sequences whose table names it.
+2. A page's references are the running sequences whose table names it, and the loads that hold it (`kv.tiers`).
 3. Free, held and used slots are disjoint and all there are; at most max_num_seqs run.
 4. The queue is sorted, and what waits has neither slot nor pages.
 5. A running sequence's keyed pages carry its own keys, and their tokens are known and planned.
@@ -36,13 +38,18 @@ Invariants, verified by `check`:
 from array import array
 from bisect import bisect_left, insort
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from tiercel.engine.config import EngineConfig
 from tiercel.engine.request import Sequence, State
+from tiercel.engine.tiers import ask_of
 from tiercel.kv.page_pool import PagePool
 from tiercel.protocol.step import Bools, RunnerLimits, StepPlan
+
+if TYPE_CHECKING:
+    from tiercel.kv.tiers.manager import PageTiers
 
 # Sequences passed in one plan because another computes their next page; bounds the look-ups of a long queue.
 N_PASSED_MAX = 32
@@ -138,6 +145,13 @@ class Scheduler:
         self._released_slots: list[int] = []  # free, and the runner does not know yet
         self._planned_id = -1
         self._collected_id = -1
+        self.tiers: PageTiers | None = None  # below the pool
+        self.n_loading = 0  # sequences that the last plan passed, as they wait for a tier
+
+    @property
+    def collected_id(self) -> int:
+        """The last step that has ended."""
+        return self._collected_id
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence into the queue.
@@ -149,6 +163,7 @@ class Scheduler:
     def plan(self, now_s: float) -> PlannedStep | None:
         """Plan the next step, or None when nothing can be computed now."""
         step = PlannedStep(self._planned_id + 1)
+        self.n_loading = 0
         has_preempted = self._make_room(step)
         prefilling = self._plan_decodes(step)
         n_left = self._budget_tokens - len(step.sequences)
@@ -162,7 +177,8 @@ class Scheduler:
         if self._is_caching:
             for sequence in step.sequences:
                 if sequence.n_computed >= sequence.key_next_at and len(sequence.token_ids) >= sequence.key_next_at:
-                    step.keys_set += self._set_keys(sequence, min(sequence.n_computed, len(sequence.token_ids)))
+                    n_known = min(sequence.n_computed, len(sequence.token_ids))
+                    step.keys_set += self._set_keys(sequence, n_known, step.step_id)
         return step
 
     def collected(self, step: PlannedStep) -> None:
@@ -189,9 +205,10 @@ class Scheduler:
         """
         if sequence.state is State.RUNNING:
             if is_complete and self._is_caching:
-                self._set_keys(sequence, min(sequence.n_computed, len(sequence.token_ids) - 1))
+                n_known = min(sequence.n_computed, len(sequence.token_ids) - 1)
+                self._set_keys(sequence, n_known, self._collected_id)
             self._leave(sequence)
-        elif sequence.state is State.WAITING:
+        elif sequence.state in (State.WAITING, State.LOADING):
             self._unqueue(sequence)
         if is_spoilt:
             for key in sequence.page_keys.extend(sequence.token_ids):
@@ -226,6 +243,8 @@ class Scheduler:
                     sequence.page_ids += page_ids
                     sequence.n_room += self._page_size
                     break
+                if self.tiers is not None and self.tiers.surrender():
+                    continue
                 self._preempt(self._victim())
                 has_preempted = True
         step.page_writes = [(s.slot, len(s.page_ids) - 1, s.page_ids[-1:]) for s in needy if s.state is State.RUNNING]
@@ -258,6 +277,9 @@ class Scheduler:
         self.n_preemptions += 1
         self.n_tokens_lost += sequence.n_computed
         sequence.n_preemptions += 1
+        if self.tiers is not None and sequence.ask is not None:
+            self.tiers.preempted(sequence.ask, sequence.page_keys.keys[: sequence.n_computed // self._page_size])
+            sequence.ask = None
         self._leave(sequence)
         sequence.state = State.WAITING
         self.add(sequence)
@@ -317,9 +339,12 @@ class Scheduler:
     def _admit(self, step: PlannedStep, n_left: int, now_s: float) -> None:
         """Start what waits, in order, as far as tokens, slots, logits rows and pages go."""
         coming: set[bytes] | None = None  # keys that the end of this plan sets
-        i = 0
-        while i < len(self.waiting) and i < N_PASSED_MAX and n_left > 0:
+        i = n_passed = 0
+        while i < len(self.waiting) and n_passed < N_PASSED_MAX and n_left > 0:
             sequence = self.waiting[i]
+            if sequence.state is State.LOADING and self._still_loads(sequence):
+                i += 1
+                continue
             if len(self.running) >= self._n_running_max or not self._free_slots:
                 return
             if step.n_rows >= self._limits.max_logits_rows or sequence.last_step_id > self._collected_id:
@@ -336,17 +361,51 @@ class Scheduler:
                     for planned in step.sequences:
                         coming.update(self._keys_coming(planned))
                 if keys[len(hit_ids)] in coming:
-                    i += 1
+                    i, n_passed = i + 1, n_passed + 1
+                    continue
+                if self.tiers is not None and self._must_load(sequence, keys, hit_ids):
+                    i, n_passed = i + 1, n_passed + 1
                     continue
             if not self._start(sequence, hit_ids):
                 return
             del self.waiting[i]
+            self._tell_tiers(sequence, hit_ids)
             self._count_admission(sequence, len(hit_ids) * self._page_size, now_s)
             step.admitted.append(sequence)
             step.hits.append((sequence, keys[: len(hit_ids)]))
             n_left -= self._plan_chunk(step, sequence, n_left, n_rows_kept=0)
             if coming is not None:
                 coming.update(self._keys_coming(sequence))
+
+    def _still_loads(self, sequence: Sequence) -> bool:
+        if self.tiers is not None and sequence.ask is not None and self.tiers.still_waits(sequence.ask):
+            self.n_loading += 1
+            return True
+        sequence.state = State.WAITING
+        return False
+
+    def _must_load(self, sequence: Sequence, keys: list[bytes], hit_ids: list[int]) -> bool:
+        """Ask the tiers for what the pool lacks, if there is room for it; whether the sequence should wait for them."""
+        if self.tiers is None or not self._has_room(sequence, hit_ids):
+            return False
+        if sequence.ask is None:
+            sequence.ask = ask_of(sequence, self.tiers, self._page_size)
+        if not self.tiers.must_wait(sequence.ask, keys, hit_ids, self._planned_id):
+            return False
+        sequence.state = State.LOADING
+        self.n_loading += 1
+        return True
+
+    def _tell_tiers(self, sequence: Sequence, hit_ids: list[int]) -> None:
+        if self.tiers is None or not self._is_caching:
+            return
+        if sequence.ask is None:
+            sequence.ask = ask_of(sequence, self.tiers, self._page_size)
+        is_first = sequence.first_scheduled_s is None
+        keys = sequence.page_keys.extend(sequence.token_ids)
+        came = self.tiers.admitted(sequence.ask, keys, hit_ids, is_first=is_first)
+        if is_first:
+            sequence.cached_by_tier = {label: n * self._page_size for label, n in came.items()}
 
     def _keys_coming(self, sequence: Sequence) -> list[bytes]:
         n_full = min(sequence.n_computed, len(sequence.token_ids)) // self._page_size
@@ -355,11 +414,10 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, hit_ids: list[int]) -> bool:
         """Give a slot and pages to a waiting sequence, or return False, and no change, when they do not suffice."""
+        if not self._has_room(sequence, hit_ids):
+            return False
         pool, size = self.pool, self._page_size
         n_new = -(-len(sequence.token_ids) // size) - len(hit_ids)
-        n_hits_free = sum(pool.n_refs(page_id) == 0 for page_id in hit_ids)
-        if n_new + n_hits_free + len(self.running) > pool.n_free:
-            return False
         pool.pin(hit_ids)  # before anything is acquired: an acquisition could evict them
         new_ids = pool.acquire(n_new)
         assert new_ids is not None, "engine.scheduler: counted pages are not there"
@@ -372,6 +430,11 @@ class Scheduler:
         self.running[sequence] = None
         return True
 
+    def _has_room(self, sequence: Sequence, hit_ids: list[int]) -> bool:
+        n_new = -(-len(sequence.token_ids) // self._page_size) - len(hit_ids)
+        n_hits_free = sum(self.pool.n_refs(page_id) == 0 for page_id in hit_ids)
+        return n_new + n_hits_free + len(self.running) <= self.pool.n_free
+
     def _count_admission(self, sequence: Sequence, n_hit: int, now_s: float) -> None:
         if sequence.first_scheduled_s is not None:
             return  # its return from a preemption says nothing about prefixes
@@ -381,15 +444,17 @@ class Scheduler:
             self.n_prefix_queries_tokens += len(sequence.token_ids)
             self.n_prefix_hits_tokens += n_hit
 
-    def _set_keys(self, sequence: Sequence, n_tokens: int) -> list[bytes]:
-        """Give their keys to the pages that the first `n_tokens` tokens fill; return the keys set."""
+    def _set_keys(self, sequence: Sequence, n_tokens: int, step_id: int) -> list[bytes]:
+        """Give their keys to the pages that the first `n_tokens` tokens fill, `step_id` at the latest; return them."""
         size = self._page_size
         first, n_full = sequence.key_next_at // size - 1, n_tokens // size
         if n_full <= first:
             return []
         keys = sequence.page_keys.extend(sequence.token_ids)[first:n_full]
-        for page_id, key in zip(sequence.page_ids[first:n_full], keys, strict=True):
+        for i, (page_id, key) in enumerate(zip(sequence.page_ids[first:n_full], keys, strict=True)):
             self.pool.set_key(page_id, key)
+            if self.tiers is not None:
+                self.tiers.filled(sequence.ask, page_id, key, first + i, step_id)
         sequence.key_next_at = (n_full + 1) * size
         return keys
 
@@ -398,11 +463,17 @@ class Scheduler:
         assert self.waiting[i] is sequence, "engine.scheduler: a waiting sequence is not in the queue"
         del self.waiting[i]
 
+    @property
+    def _n_landing(self) -> int:
+        return 0 if self.tiers is None else self.tiers.n_loads
+
     def check_idle(self) -> None:
         """Raise AssertionError when nothing runs and yet something is held. Cost: O(1)."""
         assert not self.running, "engine.scheduler: not idle"
         n_held = self._limits.n_slots - len(self._free_slots)
-        assert self.pool.n_used == 0, f"engine.scheduler: {self.pool.n_used} pages are held by nobody"
+        assert self.pool.n_used == 0 or self._n_landing > 0, (
+            f"engine.scheduler: {self.pool.n_used} pages are held by nobody"
+        )
         assert n_held == 0 or self._collected_id < self._planned_id, f"engine.scheduler: {n_held} slots are lost"
 
     def check(self) -> None:
@@ -411,6 +482,9 @@ class Scheduler:
         for sequence in self.running:
             self._check_running(sequence)
         owners = Counter(page_id for s in self.running for page_id in s.page_ids)
+        if self.tiers is not None:
+            self.tiers.check()
+            owners.update(self.tiers.held_pages())
         for page_id in range(self.pool.n_pages):
             n_refs = self.pool.n_refs(page_id)
             assert n_refs == owners[page_id], f"page {page_id}: {n_refs} references, {owners[page_id]} owners"
@@ -421,7 +495,8 @@ class Scheduler:
         ranks = [s.rank for s in self.waiting]
         assert ranks == sorted(ranks), "the queue is not in order"
         for sequence in self.waiting:
-            assert sequence.state is State.WAITING, f"{sequence.sequence_id} waits as {sequence.state}"
+            may_wait = sequence.state is State.WAITING or (sequence.state is State.LOADING and self.tiers is not None)
+            assert may_wait, f"{sequence.sequence_id} waits as {sequence.state}"
             assert sequence.slot == -1, f"{sequence.sequence_id} waits with a slot"
             assert not sequence.page_ids, f"{sequence.sequence_id} waits with pages"
 

@@ -4,9 +4,12 @@ Knows no metrics library; `api` turns these into one. The engine's thread is the
 whole, so any thread may read the latest.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from tiercel.kv.tiers.manager import TierSnapshot
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True):
@@ -29,6 +32,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     n_total_preemptions: int = 0
     n_total_tokens_lost: int = 0  # computed, then thrown away by preemption
     n_total_stale_rows: int = 0  # computed for sequences that had ended meanwhile
+    tiers: "tuple[TierSnapshot, ...]" = ()  # below the page pool, in order
 
     @property
     def kv_usage_frac(self) -> float:

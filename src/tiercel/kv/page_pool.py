@@ -20,7 +20,7 @@ Several used pages may carry one key: sequences that computed the same tokens at
 page, so that a page table only ever grows at its end.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tiercel.base.errors import ConfigError
 
@@ -39,6 +39,8 @@ class PagePool:
         self.n_pages = n_pages
         self.page_size_tokens = page_size_tokens
         self.n_evicted = 0  # keys dropped to make room, ever
+        # Told the page and the key of what is about to be evicted: the last moment at which its bytes are there.
+        self.on_evict: Callable[[int, PageKey], None] | None = None
         self._n_free = n_pages
         self._n_cached = 0
         # Plain lists: indexing one is several times cheaper in CPython than indexing an array.
@@ -83,7 +85,10 @@ class PagePool:
         for _ in range(n):
             page_ids.append(page_id)
             n_refs[page_id] = 1
-            if keys[page_id] is not None:
+            key = keys[page_id]
+            if key is not None:
+                if self.on_evict is not None:
+                    self.on_evict(page_id, key)
                 self._forget(page_id)
                 self._n_cached -= 1
                 self.n_evicted += 1

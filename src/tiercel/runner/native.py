@@ -228,7 +228,7 @@ class NativeRunner:
 
         check_pages(page_ids, data, self.kv.page_bytes)
         for page_id, one in zip(page_ids, data, strict=True):
-            memoryview(self.kv.page(page_id))[:] = memoryview(one).cast("B")
+            self.kv.page(page_id).data[:] = memoryview(one).cast("B")
 
     def last_logits(self, n_rows: int) -> "np.ndarray":
         """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""

@@ -272,7 +272,7 @@ class RunnerContract:
 
     def test_a_page_of_the_same_tokens_has_the_same_bytes_however_it_was_computed(self) -> None:
         """Or two stored under one key would not be the same."""
-        seen = set()
+        seen: set[bytes] = set()
         for cuts in ([], [3], list(range(1, 8))):
             runner = self.make_runner()
             size = runner.limits.page_size_tokens

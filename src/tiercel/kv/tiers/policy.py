@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from math import exp2
 
+# A load is waited for as long as computing would take, and so often more: an estimate may be wrong, a stuck disk is
+# not to cost a request more than it could have saved.
+_PATIENCE = 2.0
+_PATIENCE_LEAST_S = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -64,3 +69,37 @@ def should_store(
         return False
     saved_s = compute_s(n_chain_tokens, rates) - load_s(n_chain_bytes, rates)
     return n_seen >= n_sights or saved_s > worth_s
+
+
+def load_deadline_s(n_tokens: int, rates: Rates, most_s: float) -> float:
+    """Say for how long a load of `n_tokens` is worth waiting for, at most `most_s`."""
+    return min(most_s, max(_PATIENCE_LEAST_S, _PATIENCE * compute_s(n_tokens, rates)))
+
+
+class RateMeter:
+    """Amount a second, measured over what was lately seen; without news it returns to what it began with.
+
+    The prior counts like one observation of `prior_amount` in `prior_s`; observations fade by half in `half_life_s`.
+    So a disk that was slow once is tried again, and one that failed does not stay out of use for ever.
+    """
+
+    def __init__(self, prior_amount: float, prior_s: float, half_life_s: float) -> None:
+        self._prior = prior_amount, prior_s
+        self._half_life_s = half_life_s
+        self._amount = self._time_s = 0.0
+        self._at_s: float | None = None
+
+    def add(self, amount: float, took_s: float, now_s: float) -> None:
+        """Note that `amount` took `took_s`; nothing in some time is an observation too."""
+        fade = self._fade(now_s)
+        self._amount = self._amount * fade + amount
+        self._time_s = self._time_s * fade + max(took_s, 0.0)
+        self._at_s = now_s
+
+    def rate(self, now_s: float) -> float:
+        """Return what to expect, above 0."""
+        fade = self._fade(now_s)
+        return (self._prior[0] + fade * self._amount) / (self._prior[1] + fade * self._time_s)
+
+    def _fade(self, now_s: float) -> float:
+        return 1.0 if self._at_s is None else exp2(-max(now_s - self._at_s, 0.0) / self._half_life_s)

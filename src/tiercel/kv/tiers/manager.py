@@ -1,0 +1,188 @@
+"""The tiers below the page pool, as the engine uses them: pages go down when they are worth it and come up when they
+are asked for. Knows no request; `engine.scheduler` asks, `engine.core` gives it time.
+
+It joins `kv.tiers.promotion` (loads), `kv.tiers.demotion` (stores) and the tiers, each behind its guard. All calls come
+from the engine's thread, and none waits but `close`. The pool's pages are the only place that steps read: what a tier
+gives is in a page with its key, verified, or it is not there at all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tiercel.kv.page_pool import PagePool
+from tiercel.kv.tiers.demotion import Demotions
+from tiercel.kv.tiers.interface import Clock, TierCounters, Usage
+from tiercel.kv.tiers.placed import PageBytes, PlacedTier, Rig, TierTally
+from tiercel.kv.tiers.promotion import Ask, Promotions
+
+_CLOSE_S = 5.0  # for stores that are under way when the engine ends
+
+
+@dataclass(frozen=True, slots=True)
+class TierSnapshot:
+    """One tier at one moment."""
+
+    label: str
+    usage: Usage
+    counters: TierCounters
+    tally: TierTally
+
+
+class PageTiers:
+    """All tiers of one engine. Owner: its scheduler."""
+
+    def __init__(
+        self, tiers: Sequence[PlacedTier], pool: PagePool, pages: PageBytes, page_bytes: int, clock: Clock
+    ) -> None:
+        self._rig = Rig(tuple(tiers), pool, pages, clock, page_bytes)
+        self._promotions = Promotions(self._rig)
+        self._demotions = Demotions(self._rig)
+        self._is_closed = False
+        pool.on_evict = self._demotions.evict
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The tiers' names, in order."""
+        return tuple(placed.label for placed in self._rig.tiers)
+
+    @property
+    def n_loads(self) -> int:
+        """Loads under way."""
+        return self._promotions.n_loads
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a round could do something without waiting for a tier."""
+        return self._demotions.has_work
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether a tier owes an answer, which may be late."""
+        return self._promotions.n_loads > 0 or self._demotions.is_behind
+
+    def places(self, kinds: Sequence[tuple[str | None, str | None]]) -> frozenset[int]:
+        """Return the places of the tiers of any of these media and localities; None is any."""
+        return frozenset(
+            place
+            for place, placed in enumerate(self._rig.tiers)
+            for medium, locality in kinds
+            if medium in (None, placed.medium) and locality in (None, placed.locality)
+        )
+
+    # What the scheduler asks.
+
+    def still_waits(self, ask: Ask) -> bool:
+        """See `Promotions.still_waits`."""
+        return self._promotions.still_waits(ask)
+
+    def must_wait(self, ask: Ask, keys: Sequence[bytes], hit_ids: Sequence[int], fence: int) -> bool:
+        """See `Promotions.must_wait`."""
+        must_wait = self._promotions.must_wait(ask, keys, hit_ids, fence)
+        self._note_missed()
+        return must_wait
+
+    def surrender(self) -> bool:
+        """Give up a load, so that the pool has more pages free; False: there is none."""
+        return self._promotions.surrender()
+
+    def admitted(self, ask: Ask, keys: Sequence[bytes], hit_ids: Sequence[int], *, is_first: bool) -> dict[str, int]:
+        """Take note of a sequence that begins: all keys of its known tokens, and the pages that were found of them.
+
+        `is_first`: it was not preempted. Returns: how many of the pages came from which tier while it waited.
+        """
+        n_max = len(keys) if ask.n_store_pages is None else min(len(keys), ask.n_store_pages)
+        if is_first:
+            self._demotions.see(keys[:n_max], is_worthy=ask.stores_now)
+        n = min(n_max, len(hit_ids))
+        self._demotions.offer(keys[:n], hit_ids[:n])
+        for placed in self._rig.tiers if hit_ids else ():
+            placed.tier.touch(keys[: len(hit_ids)])
+        came: dict[str, int] = {}
+        if ask.begun_s is not None:
+            for key, page_id in zip(keys, hit_ids, strict=False):
+                found, place, landed_s = self._promotions.origins.get(page_id, (b"", 0, 0.0))
+                if found == key and landed_s >= ask.begun_s:
+                    label = self._rig.tiers[place].label
+                    came[label] = came.get(label, 0) + 1
+        return came
+
+    def preempted(self, ask: Ask, keys: Sequence[bytes]) -> None:
+        """Take note that a chain will be needed again: that is a sight of it."""
+        self._demotions.see(keys if ask.n_store_pages is None else keys[: ask.n_store_pages])
+
+    def filled(self, ask: Ask | None, page_id: int, key: bytes, depth: int, step_id: int) -> None:
+        """Take note of a page of a sequence that got a key, and of the step that makes it true."""
+        if ask is None or ask.n_store_pages is None or depth < ask.n_store_pages:
+            self._demotions.fill(page_id, key, depth, step_id)
+        else:
+            self._demotions.keep(page_id, depth, step_id)
+
+    def collected(self, step_id: int) -> None:
+        """Take note that a step, and all before it, have ended."""
+        self._demotions.collected(step_id)
+
+    # What the engine's loop calls.
+
+    def computed(self, n_tokens: int, took_s: float) -> None:
+        """Take note of what a step computed: it tells what loading saves."""
+        self._rig.prefill_meter.add(n_tokens, took_s, self._rig.clock())
+
+    def work(self, collected_id: int) -> None:
+        """Take what tiers have to say, write pages that have come, and give tiers a few pages to store."""
+        for place, placed in enumerate(self._rig.tiers):
+            for result in placed.tier.poll():
+                if result.data is not None:
+                    self._demotions.note_stored(place, result.key)
+                self._promotions.take(place, result)
+                self._demotions.take(place, result)
+        self._promotions.settle(collected_id)
+        self._demotions.work()
+
+    def news(self) -> None:
+        """Take note that a tier has found something out, so that who asked asks again."""
+        self._promotions.n_news += 1
+
+    def reset(self) -> None:
+        """Forget what tiers hold. Requires: no sequence runs."""
+        self.give_up()
+        for placed in self._rig.tiers:
+            placed.tier.reset()
+        self._demotions.reset()
+
+    def give_up(self) -> None:
+        """Give up all loads: the pool gets their pages back."""
+        while self._promotions.surrender():
+            pass
+
+    def close(self) -> None:
+        """Give up loads, wait a while for what is being stored, and end the tiers. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.give_up()
+        for placed in self._rig.tiers:
+            placed.tier.drain(_CLOSE_S)
+            placed.tier.close()
+
+    def snapshot(self) -> tuple[TierSnapshot, ...]:
+        """Return what each tier holds and has done."""
+        return tuple(
+            TierSnapshot(placed.label, placed.tier.usage(), placed.tier.counters(), replace(tally))
+            for placed, tally in zip(self._rig.tiers, self._rig.tallies, strict=True)
+        )
+
+    def held_pages(self) -> list[int]:
+        """Return the pages that loads hold, one entry a reference."""
+        return self._promotions.held_pages()
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant of loads, stores or a tier is broken."""
+        self._promotions.check()
+        self._demotions.check()
+        for placed in self._rig.tiers:
+            placed.tier.check()
+
+    def _note_missed(self) -> None:
+        for place, key in self._promotions.missed:
+            self._demotions.note_missed(place, key)
+        self._promotions.missed.clear()

@@ -1,0 +1,104 @@
+"""A tier at its place below the page pool, and what all who use tiers share. Knows no sequence.
+
+`PlacedTier` is a tier with what its owner decides: what goes in, how long is waited. `Rig` is what loads and stores
+work with: the tiers in order, the pool, whoever copies pages, the clock and the meters.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tiercel.kv.page_pool import PagePool
+from tiercel.kv.tiers.interface import Bytes, Clock, Tier
+from tiercel.kv.tiers.policy import RateMeter, Rates
+
+_MIB = 1 << 20
+PAGES = 0  # the group of pages in an identity
+# Before anything is measured: a plain disk, and a processor that computes slowly, so that loading is tried.
+_PRIOR_LOAD_BYTES, _PRIOR_LOAD_S, _LOAD_HALF_LIFE_S = 4.0 * _MIB, 0.008, 60.0
+_PRIOR_TOKENS, _PRIOR_TOKENS_S, _PREFILL_HALF_LIFE_S = 64.0, 0.128, 600.0
+# A lookup, a wake-up of a thread, and one of the engine: what the smallest load took on two cores.
+_LATENCY_S = 0.001
+
+
+class PageBytes(Protocol):
+    """Who holds the pages' memory: a runner (`runner.interface.Runner`, whose terms these are)."""
+
+    def read_pages(self, page_ids: Sequence[int]) -> list[Bytes]:
+        """Copy the bytes of pages."""
+        ...
+
+    def write_pages(self, page_ids: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill pages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTier:
+    """One tier below the pool. `label` is its name in metrics, such as "1:disk".
+
+    A page is stored when its key was seen `store_sights` times, or when to have its prompt would save more than
+    `store_worth_s`. Times are seconds.
+    """
+
+    label: str
+    tier: Tier
+    medium: str = "storage"
+    locality: str = "local"
+    store_sights: int = 2
+    store_worth_s: float = 10.0
+    load_deadline_s: float = 5.0
+    store_deadline_s: float = 60.0
+
+
+@dataclass(slots=True)
+class TierTally:
+    """What was decided about one tier, beside what it counts itself. Times are seconds."""
+
+    n_loads: int = 0  # begun
+    n_loads_whole: int = 0  # every page came
+    load_s: float = 0.0  # from asking to the last page
+    loaded_bytes: int = 0
+    n_pages_landed: int = 0
+    n_pages_failed: int = 0  # asked for, and absent, damaged, refused or cancelled
+    n_pages_late: int = 0
+    n_pages_unused: int = 0  # loaded, and given up behind a page that did not come, or for want of room
+    n_recomputed: int = 0  # hits that were computed instead, as that was estimated to be faster
+    n_stores: int = 0  # pages given to the tier
+    stored_bytes: int = 0
+    n_stores_skipped: int = 0  # pages worth storing, and not given, as the tier was behind
+    n_stores_failed: int = 0
+
+
+@dataclass(slots=True)
+class Rig:
+    """What loads and stores share. Owner: `kv.tiers.manager.PageTiers`."""
+
+    tiers: tuple[PlacedTier, ...]
+    pool: PagePool
+    pages: PageBytes
+    clock: Clock
+    page_bytes: int
+    tallies: list[TierTally] = field(init=False)
+    load_meters: list[RateMeter] = field(init=False)
+    prefill_meter: RateMeter = field(init=False)
+    _n_jobs: int = 0
+
+    def __post_init__(self) -> None:
+        self.tallies = [TierTally() for _ in self.tiers]
+        self.load_meters = [RateMeter(_PRIOR_LOAD_BYTES, _PRIOR_LOAD_S, _LOAD_HALF_LIFE_S) for _ in self.tiers]
+        self.prefill_meter = RateMeter(_PRIOR_TOKENS, _PRIOR_TOKENS_S, _PREFILL_HALF_LIFE_S)
+
+    def rates(self, place: int) -> Rates:
+        """Return what is to be expected of a tier and of computing."""
+        now_s = self.clock()
+        return Rates(self.prefill_meter.rate(now_s), self.load_meters[place].rate(now_s), _LATENCY_S)
+
+    def next_job_id(self) -> int:
+        """Return a number that no job has."""
+        self._n_jobs += 1
+        return self._n_jobs
+
+
+MakeTiers = Callable[[Callable[[], None], Clock], Sequence[PlacedTier]]
+"""Makes tiers for an engine, told how to wake it, and its clock."""

@@ -1,0 +1,278 @@
+"""The engine with tiers below its pool: what goes down, what comes up, and that no token depends on either."""
+
+import pytest
+from tier_bench import TierBench, disk, scripted
+
+from tiercel.kv.page_keys import extend, root_key
+from tiercel.kv.tiers.interface import Answer
+from tiercel.protocol.params import SamplingParams
+from tiercel.testing.fake_runner import FakeRunner, expected_tokens, make_limits
+from tiercel.testing.scripted_tier import Lie
+
+
+def alone(prompt, n):
+    return expected_tokens(prompt, n, SamplingParams(), seed=7)
+
+
+def keys_of(prompt):
+    return extend(root_key("w", "f16", 4), list(prompt), 4)
+
+
+def test_a_restarted_engine_finds_its_pages_on_disk(tmp_path):
+    first = TierBench(disk(tmp_path))
+    first.add("a", range(23), max_tokens=3)
+    first.run()
+    assert first.tally().n_stores == 6  # five pages of the prompt, and one that its answer fills
+    first.close()
+    second = TierBench(disk(tmp_path))
+    second.add("b", range(23), max_tokens=3)
+    second.run()
+    assert second.finals["b"].n_cached_tokens == 20
+    assert second.finals["b"].cached_by_tier == {"1:disk": 20}
+    assert second.tokens["b"] == first.tokens["a"] == alone(range(23), 3)
+    second.close()
+
+
+def test_what_the_pool_has_is_not_loaded(tmp_path):
+    bench = TierBench(disk(tmp_path))
+    for name in "ab":
+        bench.add(name, range(23), max_tokens=3)
+        bench.run()
+    assert bench.finals["b"].n_cached_tokens == 20
+    assert bench.finals["b"].cached_by_tier == {}
+    assert bench.tally().n_loads == 0
+    bench.close()
+
+
+def test_pages_that_were_evicted_come_back_from_a_tier():
+    bench = TierBench(scripted(), limits=make_limits(n_pages=8))
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    bench.add("b", range(40, 63), max_tokens=3)
+    bench.run()
+    bench.add("c", range(23), max_tokens=3)
+    bench.run()
+    assert bench.finals["c"].n_cached_tokens == 20
+    assert bench.finals["c"].cached_by_tier == {"1:scripted": 16}  # one was left in the pool
+    assert bench.tokens["c"] == bench.tokens["a"] == alone(range(23), 3)
+    bench.close()
+
+
+def test_a_page_is_stored_when_its_key_is_seen_twice():
+    bench = TierBench(scripted(store_sights=2))
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    assert bench.tally().n_stores == 0
+    bench.add("b", [*range(12), *range(50, 60)], max_tokens=3)
+    bench.run()
+    assert bench.tally().n_stores == 3  # the pages that both have
+    bench.add("c", range(23), max_tokens=3)
+    bench.run()
+    assert bench.tally().n_stores == 5
+    bench.close()
+
+
+def test_a_prompt_that_is_dear_enough_is_stored_at_first_sight():
+    bench = TierBench(scripted(store_sights=2, store_worth_s=0.01))
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    assert bench.tally().n_stores == 5
+    bench.close()
+
+
+def test_a_page_seen_twice_is_stored_at_the_latest_when_it_is_evicted():
+    held = []
+    bench = TierBench(scripted(store_sights=2, keeps=held), limits=make_limits(n_pages=8))
+    bench.tiers._demotions._paused_until_s[0] = 1e9  # it is behind
+    for name in "ab":
+        bench.add(name, range(23), max_tokens=2)
+        super(TierBench, bench).run()
+    assert bench.tally().n_stores == 0
+    bench.tiers._demotions._paused_until_s[0] = 0.0
+    bench.add("c", range(40, 63), max_tokens=2)
+    bench.run()
+    assert len(held[0]._held) == 5
+    bench.close()
+
+
+def test_fifty_requests_that_share_a_prefix_on_disk_load_it_once(tmp_path):
+    first = TierBench(disk(tmp_path))
+    first.add("a", range(20), max_tokens=1)
+    first.run()
+    first.close()
+    bench = TierBench(disk(tmp_path), limits=make_limits(n_slots=4, n_pages=64))
+    for i in range(50):
+        bench.add(f"r{i}", [*range(20), 30 + i], max_tokens=2)
+    bench.run()
+    assert bench.tally().n_loads == 1
+    assert bench.tally().n_pages_landed == 5
+    for i in range(50):
+        assert bench.finals[f"r{i}"].n_cached_tokens == 20
+        assert bench.tokens[f"r{i}"] == alone([*range(20), 30 + i], 2)
+    bench.close()
+
+
+def test_a_request_that_waits_for_a_tier_holds_up_nobody():
+    bench = TierBench(scripted())
+    key = keys_of(range(12))[0]
+    bench.add("a", range(12), max_tokens=1)
+    bench.run()
+    bench.scheduler.pool.reset_cached()
+    lies_of(bench)[key] = Lie.NEVER
+    bench.add("slow", range(12), max_tokens=2)
+    bench.add("quick", range(50, 60), max_tokens=2)
+    for _ in range(6):
+        bench.step()
+    assert "quick" in bench.finals
+    assert "slow" not in bench.finals
+    bench.run()
+    assert bench.tokens["slow"] == alone(range(12), 2)
+    bench.close()
+
+
+def lies_of(bench, place=0):
+    return bench.tiers._rig.tiers[place].tier._tier.lies
+
+
+@pytest.mark.parametrize("lie", list(Lie), ids=lambda lie: lie.name)
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_tier_that_lies_about_a_page_changes_no_token(lie, at):
+    """Text as if computed, within the deadline, and all pages back."""
+    bench = TierBench(scripted())
+    keys = keys_of(range(23))
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    lies_of(bench)[keys[at]] = lie
+    if lie is Lie.HIT_FOREVER:
+        del bench.tiers._rig.tiers[0].tier._tier._held[keys[at]]
+    bench.scheduler.pool.reset_cached()
+    began_s = bench.clock()
+    bench.add("b", range(23), max_tokens=3)
+    bench.run()
+    assert bench.tokens["b"] == alone(range(23), 3)
+    assert bench.finals["b"].finish_reason == "length"
+    assert bench.finals["b"].n_cached_tokens == (20 if lie is Lie.TWICE else 4 * at)
+    assert bench.finals["b"].time_s - began_s < 6.0
+    bench.close()
+
+
+def test_a_failed_load_is_not_tried_again_until_it_is_stored_again():
+    bench = TierBench(scripted())
+    keys = keys_of(range(23))
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    lies_of(bench)[keys[0]] = Lie.WRONG_BYTES
+    for i in range(3):
+        bench.scheduler.pool.reset_cached()
+        bench.add(f"b{i}", range(23), max_tokens=3)
+        bench.run()
+        del_lie = lies_of(bench).pop(keys[0], None)
+        assert (del_lie is not None) == (i == 0)
+    assert bench.tally().n_pages_failed == 1
+    assert bench.finals["b2"].n_cached_tokens == 20  # computing it stored it again
+    bench.close()
+
+
+def test_a_tier_that_gives_pages_slower_than_they_are_computed_is_not_waited_for():
+    bench = TierBench(scripted())
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    bench.scheduler.pool.reset_cached()
+    rig = bench.tiers._rig
+    rig.load_meters[0].add(1, 1000.0, bench.clock())
+    bench.add("b", range(23), max_tokens=3)
+    bench.run()
+    assert bench.tally().n_recomputed == 1
+    assert bench.finals["b"].n_cached_tokens == 0
+    bench.close()
+
+
+def test_loads_give_up_their_pages_before_anybody_is_preempted():
+    bench = TierBench(scripted(), limits=make_limits(n_pages=12))
+    key = keys_of(range(16))[2]
+    bench.add("a", range(16), max_tokens=1)
+    bench.run()
+    bench.scheduler.pool.reset_cached()
+    lies_of(bench)[key] = Lie.NEVER  # of a load that is never answered
+    bench.tiers._rig.tiers[0].tier._tier.lookup = lambda key: Answer.HIT
+    bench.add("long", range(40, 60), max_tokens=24)
+    while not bench.tokens.get("long"):
+        bench.step()
+    bench.add("b", range(16), max_tokens=2)
+    bench.step()
+    assert bench.tiers.n_loads == 1
+    bench.run()
+    assert bench.scheduler.n_preemptions == 0
+    assert bench.tokens["b"] == alone(range(16), 2)
+    assert bench.tokens["long"] == alone(range(40, 60), 24)
+    bench.close()
+
+
+def test_a_reset_reaches_the_tiers(tmp_path):
+    bench = TierBench(disk(tmp_path))
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    done = bench.core.reset_prefix_cache()
+    bench.run()
+    assert done.result(0)
+    bench.add("b", range(23), max_tokens=3)
+    bench.run()
+    assert bench.finals["b"].n_cached_tokens == 0
+    bench.close()
+
+
+def test_a_load_that_is_under_way_when_the_cache_is_reset_is_given_up():
+    bench = TierBench(scripted())
+    keys = keys_of(range(23))
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    bench.scheduler.pool.reset_cached()
+    lies_of(bench)[keys[4]] = Lie.NEVER
+    bench.tiers._rig.tiers[0].tier._tier.lookup = lambda key: Answer.HIT
+    bench.add("b", range(23), max_tokens=3)
+    bench.step()
+    assert bench.tiers.n_loads == 1
+    bench.core.finish(["b"])
+    done = bench.core.reset_prefix_cache()
+    bench.step()
+    assert done.result(0)
+    bench.run()
+    bench.close()
+
+
+def test_another_models_pages_are_not_found(tmp_path):
+    first = TierBench(disk(tmp_path))
+    first.add("a", range(23), max_tokens=3)
+    first.run()
+    first.close()
+    second = TierBench(disk(tmp_path, weights="other"))
+    second.add("b", range(23), max_tokens=3)
+    second.run()
+    assert second.finals["b"].n_cached_tokens == 0
+    second.close()
+
+
+def test_a_salt_hides_pages_in_every_tier(tmp_path):
+    first = TierBench(disk(tmp_path))
+    first.add("a", range(23), max_tokens=3, salt="one")
+    first.run()
+    first.close()
+    second = TierBench(disk(tmp_path))
+    for name, salt in (("b", "two"), ("c", None), ("d", "one")):
+        second.add(name, range(23), max_tokens=3, salt=salt)
+    second.run()
+    assert [second.finals[name].n_cached_tokens for name in "bcd"] == [0, 0, 20]
+    second.close()
+
+
+def test_a_failed_step_stores_nothing():
+    held = []
+    bench = TierBench(scripted(keeps=held), runner=FakeRunner(make_limits(), fail_steps=[1], is_strict=False))
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    assert bench.finals["a"].error is not None
+    assert len(held[0]._held) <= 4  # what the step before it filled
+    bench.add("b", range(23), max_tokens=3)
+    bench.run()
+    assert bench.tokens["b"] == alone(range(23), 3)
+    bench.close()
