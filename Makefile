@@ -7,6 +7,7 @@ check:
 	ruff check .
 	ruff format --check .
 	mypy
+	MYPYPATH=src:examples/tiercel-tier-valkey/src mypy -p tiercel_tier_valkey
 	lint-imports
 	clang-format --dry-run --Werror $$(git ls-files 'native/*.cpp' 'native/*.hpp')
 	typos

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "tiercel"
-_FOLDERS = (".ci", "benchmarks", "changes", "docs", "native", "src", "tests", "tools")
+_FOLDERS = (".ci", "benchmarks", "changes", "docs", "examples", "native", "src", "tests", "tools")
 _NOT_OURS = {"__pycache__", ".hypothesis", ".pytest_cache"}
 
 
