@@ -25,6 +25,7 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bools = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Buffer = std::pair<int64_t, int64_t>;               // offset, stride in bytes
 using Stores = std::vector<std::shared_ptr<PackedStore>>; // one an expert
 
@@ -176,10 +177,10 @@ void bind_recording(nb::module_& m) {
           "inv_freq"_a, "magnitude"_a, "out"_a)
       .def(
           "embed",
-          [](Recording& r, const std::shared_ptr<PackedStore>& w, float scale, Buffer y) {
-            r.add(false, op::Embed{r.keep(w), scale, place_of(y)});
+          [](Recording& r, const std::shared_ptr<PackedStore>& w, float scale, Buffer y, bool skips_first) {
+            r.add(false, op::Embed{r.keep(w), scale, place_of(y), skips_first});
           },
-          "w"_a, "scale"_a, "y"_a)
+          "w"_a, "scale"_a, "y"_a, "skips_first"_a = false)
       .def(
           "norm",
           [](Recording& r, bool logits_rows, Buffer x, int64_t width, const Floats& w, float eps, std::optional<Buffer> residual, Buffer y,
@@ -381,7 +382,25 @@ void bind_recording(nb::module_& m) {
           [](Recording& r, Buffer qkv, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale) {
             r.add(false, op::SequenceAttention{place_of(qkv), place_of(y), n_heads, n_kv_heads, head_dim, scale});
           },
-          "qkv"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a);
+          "qkv"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a)
+      .def(
+          "residual_mix",
+          [](Recording& r, bool logits_rows, const std::vector<Buffer>& sources, int64_t width, const Floats& w, float eps, Buffer y) {
+            if (sources.empty() || sources.size() > static_cast<size_t>(kMaxResiduals) || w.size() != static_cast<size_t>(width))
+              throw nb::value_error("residual_mix: needs one source at least, not too many, and a number of w for each column");
+            op::ResidualMix o{{}, width, copy_of(w), eps, place_of(y)};
+            for (const Buffer& source : sources) o.sources.push_back(place_of(source));
+            r.add(logits_rows, std::move(o));
+          },
+          "logits_rows"_a, "sources"_a, "width"_a, "w"_a, "eps"_a, "y"_a)
+      .def(
+          "given", [](Recording& r, int64_t width, Buffer y) { r.add(false, op::Given{width, place_of(y)}); }, "width"_a, "y"_a)
+      .def(
+          "join",
+          [](Recording& r, bool logits_rows, Buffer x, int64_t x_width, Buffer z, int64_t z_width, Buffer y) {
+            r.add(logits_rows, op::Join{place_of(x), x_width, place_of(z), z_width, place_of(y)});
+          },
+          "logits_rows"_a, "x"_a, "x_width"_a, "z"_a, "z_width"_a, "y"_a);
 }
 
 void bind_runner(nb::module_& m) {
@@ -449,16 +468,17 @@ void bind_runner(nb::module_& m) {
       .def(
           "submit",
           [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,
-             const Bools& scores, int32_t n_top, const std::optional<Bools>& masked) {
+             const Bools& scores, int32_t n_top, const std::optional<Bools>& masked, const std::optional<FloatRows>& given) {
             const size_t n = slot.size();
             if (start.size() != n || tokens.size() != n || samples.size() != n || scores.size() != n || (masked && masked->size() != n))
               throw nb::value_error("submit: the sequences' arrays differ in length");
             const auto bytes = [n](const Bools& a) { return std::span(reinterpret_cast<const uint8_t*>(a.data()), n); };
             if (const char* why = b.live().submit({step_id, span_of(slot), span_of(start), span_of(tokens), bytes(samples), bytes(scores),
-                                                   n_top, masked ? bytes(*masked) : std::span<const uint8_t>()}))
+                                                   n_top, masked ? bytes(*masked) : std::span<const uint8_t>(),
+                                                   given ? std::span(given->data(), given->size()) : std::span<const float>()}))
               throw nb::value_error(why);
           },
-          "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a, "masked"_a = nb::none())
+          "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a, "masked"_a = nb::none(), "given"_a = nb::none())
       .def(
           "set_masks",
           [](BoundRunner& b, int64_t step_id, const Words& masks) {
@@ -507,6 +527,20 @@ void bind_runner(nb::module_& m) {
             return owned(std::move(all), {static_cast<size_t>(n_rows), vocab});
           },
           "n_rows"_a, "Copies of the last step's logits rows, as the sampler left them.")
+      .def(
+          "last_rows",
+          [](BoundRunner& b, Buffer at, int64_t width, int64_t n_rows) {
+            Program& program = b.live().program();
+            if (b.live().n_submitted() != 0) throw nb::value_error("last_rows: a step is still running");
+            const auto [offset, stride] = at;
+            const bool fits = offset >= 0 && n_rows >= 0 && width >= 1 && stride >= 4 * width;
+            if (!fits || offset + stride * n_rows > program.arena_bytes()) throw nb::value_error("last_rows: outside the arena");
+            std::vector<float> all(static_cast<size_t>(n_rows * width));
+            for (int64_t r = 0; r < n_rows; ++r)
+              std::memcpy(all.data() + r * width, program.arena() + offset + r * stride, static_cast<size_t>(width) * 4);
+            return owned(std::move(all), {static_cast<size_t>(n_rows), static_cast<size_t>(width)});
+          },
+          "at"_a, "width"_a, "n_rows"_a, "Copies of a buffer's first rows, as the last step left them.")
       .def(
           "set_timing", [](BoundRunner& b, bool on) { b.live().program().set_timing(on); }, "on"_a)
       .def("take_op_ns", [](BoundRunner& b) { return b.live().program().take_op_ns(); })

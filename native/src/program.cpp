@@ -18,6 +18,12 @@ constexpr int64_t kMaxAheadBytes = 128 << 10;
 
 int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
 
+// This thread's rows of m, each of width floats.
+void copy_rows(const float* x, int64_t ldx, int64_t width, int64_t m, float* y, int64_t ldy, const ThreadCtx& ctx) {
+  const int64_t end = m * (ctx.thread + 1) / ctx.n_threads;
+  for (int64_t r = m * ctx.thread / ctx.n_threads; r < end; ++r) std::copy_n(x + r * ldx, width, y + r * ldy);
+}
+
 template <class... Fs>
 struct Overload : Fs... {
   using Fs::operator()...;
@@ -69,6 +75,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                          std::max(experts_bytes, experts_shared_bytes(o.rows_at_once, n_experts, o.top_k, k, f, width, n_threads_));
                    },
                    [&](op::LatentKv& o) { thread_bytes = std::max(thread_bytes, int64_t{o.rope} * 4 + 64); },
+                   [&](op::Given& o) { given_width_ = o.width; },
                    [&](op::DeltaRule& o) { thread_bytes = std::max(thread_bytes, delta_rule_thread_bytes(o.key_dim)); },
                    [&](auto&) {},
                },
@@ -185,7 +192,10 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
             kernels_->rope_table({o.inv_freq.data(), static_cast<int64_t>(o.inv_freq.size()), o.magnitude, floats(o.out), cols(o.out)},
                                  step, ctx);
           },
-          [&](const op::Embed& o) { kernels_->embed({&o.w, step.row_token, m, floats(o.y), cols(o.y), o.scale}, ctx); },
+          [&](const op::Embed& o) {
+            const int32_t* zero_at = o.skips_first ? step.row_pos : nullptr;
+            kernels_->embed({&o.w, step.row_token, m, floats(o.y), cols(o.y), o.scale, 0, zero_at}, ctx);
+          },
           [&](const op::Norm& o) {
             const QuantRows q = quant_rows(o.y, o.width, private_row);
             kernels_->norm(
@@ -313,6 +323,18 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
             kernels_->gated_norm({floats(o.x), cols(o.x), m, floats(o.z), cols(o.z), o.is_gate_per_head, o.heads, o.head_dim,
                                   o.w.empty() ? nullptr : o.w.data(), o.eps, o.is_sigmoid, floats(o.y), cols(o.y)},
                                  ctx);
+          },
+          [&](const op::ResidualMix& o) {
+            const float* sources[kMaxResiduals];
+            int64_t strides[kMaxResiduals];
+            for (size_t j = 0; j < o.sources.size(); ++j) sources[j] = floats(o.sources[j]), strides[j] = cols(o.sources[j]);
+            kernels_->residual_mix(
+                {sources, strides, static_cast<int32_t>(o.sources.size()), m, o.width, o.w.data(), o.eps, floats(o.y), cols(o.y)}, ctx);
+          },
+          [&](const op::Given& o) { copy_rows(step.given, o.width, o.width, m, floats(o.y), cols(o.y), ctx); },
+          [&](const op::Join& o) {
+            copy_rows(floats(o.x), cols(o.x), o.x_width, m, floats(o.y), cols(o.y), ctx);
+            copy_rows(floats(o.z), cols(o.z), o.z_width, m, floats(o.y) + o.x_width, cols(o.y), ctx);
           },
       },
       op.body);

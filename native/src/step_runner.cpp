@@ -66,6 +66,7 @@ const char* StepRunner::submit(const StepRequest& request) {
   if (static_cast<int64_t>(request.seq_slot.size()) > limits_.n_slots) return "more sequences than slots";
   if (n_tokens > limits_.max_tokens) return "more tokens than a step may hold";
   if (n_rows > limits_.max_rows) return "more rows with logits than a step may hold";
+  if (static_cast<int64_t>(request.given.size()) != n_tokens * program_->given_width()) return "not one given row for each token";
 
   Work& w = works_[static_cast<size_t>(n_queued_total_ % kDepth)];
   w.step_id = request.step_id;
@@ -74,6 +75,7 @@ const char* StepRunner::submit(const StepRequest& request) {
   w.seq_tokens.assign(request.seq_tokens.begin(), request.seq_tokens.end());
   w.seq_samples.assign(request.seq_samples.begin(), request.seq_samples.end());
   w.seq_scores.assign(request.seq_scores.begin(), request.seq_scores.end());
+  w.given.assign(request.given.begin(), request.given.end());
   w.n_rows = static_cast<int32_t>(n_rows);
   w.n_masks = 0;
   w.seq_mask.assign(request.seq_slot.size(), -1);
@@ -222,7 +224,8 @@ void StepRunner::run(Work& work) {
               work.logits_seq_rows.data(),
               reinterpret_cast<const int32_t*>(page_table_->data()),
               limits_.pages_per_slot,
-              work.row_segment.data()};
+              work.row_segment.data(),
+              work.given.data()};
   team_.run(
       [](void* arg, int32_t thread) {
         auto* j = static_cast<Job*>(arg);

@@ -75,6 +75,7 @@ struct StepView {
   const int32_t* page_table;       // [slots, page_table_stride] page ids; entries past a sequence's last page are never read
   int64_t page_table_stride;
   const int32_t* row_segment = nullptr; // [T] 0, or 1 from where a pair's second text begins
+  const float* given = nullptr;         // [T, width] rows that the step brings along, one behind the other
 };
 
 // One layer's share of the page pool. Page p of head h starts at base + p * page_stride_bytes + h * head_stride_bytes.
@@ -121,7 +122,8 @@ struct EmbedArgs {
   float* y; // [m, E]
   int64_t ldy;
   float scale;
-  int32_t first = 0; // added to each id
+  int32_t first = 0;                // added to each id
+  const int32_t* zero_at = nullptr; // [m]: a row whose number is 0 is zeros
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w over each row of width columns. Results go to y (f32) or,
@@ -431,6 +433,22 @@ struct SequenceAttentionArgs {
 // Kinds of work that measure the machine: fused multiply-adds and int8 dot products in registers, reading in order.
 enum class Probe : uint8_t { Fma, Dot, Read };
 
+// The most rows of a residual bank that are mixed.
+constexpr int32_t kMaxResiduals = 64;
+
+// y = of n rows their sum, weighed by the softmax of (w . row) / sqrt(mean(row^2) + eps).
+struct ResidualMixArgs {
+  const float* const* sources; // [n], each [m, width]
+  const int64_t* strides;      // [n] floats from a source's row to its next
+  int32_t n;                   // 1 .. kMaxResiduals
+  int64_t m;
+  int64_t width;
+  const float* w; // [width]
+  float eps;
+  float* y; // no source
+  int64_t ldy;
+};
+
 struct KernelTable {
   const char* level; // "scalar", "avx2", "avx512"
   void (*linear)(const LinearArgs&, const ThreadCtx&);
@@ -463,6 +481,7 @@ struct KernelTable {
   void (*layer_norm)(const LayerNormArgs&, const ThreadCtx&);
   void (*activate)(const ActivateArgs&, const ThreadCtx&);
   void (*sequence_attention)(const SequenceAttentionArgs&, const StepView&, const ThreadCtx&);
+  void (*residual_mix)(const ResidualMixArgs&, const ThreadCtx&);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.

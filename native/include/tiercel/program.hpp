@@ -48,6 +48,7 @@ struct Embed {
   PackedMatrix w;
   float scale;
   BufferRef y;
+  bool skips_first = false; // the row at position 0 is zeros
 };
 struct EmbedRows { // a row of w for each token's position or segment, counted from row `first`
   PackedMatrix w;
@@ -216,12 +217,30 @@ struct SequenceAttention {
   int32_t n_heads, n_kv_heads, head_dim;
   float scale;
 };
+struct ResidualMix {
+  std::vector<BufferRef> sources; // at most kMaxResiduals
+  int64_t width;
+  std::vector<float> w;
+  float eps;
+  BufferRef y;
+};
+struct Given { // rows that the step brings along
+  int64_t width;
+  BufferRef y;
+};
+struct Join { // rows of x, and behind them those of z
+  BufferRef x;
+  int64_t x_width;
+  BufferRef z;
+  int64_t z_width;
+  BufferRef y;
+};
 } // namespace op
 
-using OpBody =
-    std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated, op::SelectRows,
-                 op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear, op::SigmoidGate,
-                 op::ShortConv, op::DeltaRule, op::GatedNorm, op::EmbedRows, op::LayerNorm, op::Activate, op::SequenceAttention>;
+using OpBody = std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated,
+                            op::SelectRows, op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear,
+                            op::SigmoidGate, op::ShortConv, op::DeltaRule, op::GatedNorm, op::EmbedRows, op::LayerNorm, op::Activate,
+                            op::SequenceAttention, op::ResidualMix, op::Given, op::Join>;
 
 struct Op {
   Rows rows;
@@ -261,6 +280,8 @@ class Program {
   int64_t arena_bytes() const { return arena_->bytes(); }
   int64_t vocab() const { return vocab_; }
   int32_t n_threads() const { return n_threads_; }
+  // Columns of the rows that a step must bring along; 0: none.
+  int64_t given_width() const { return given_width_; }
   size_t n_ops() const { return ops_.size(); }
   const KernelTable* kernels() const { return kernels_; }
 
@@ -300,7 +321,7 @@ class Program {
   int64_t state_slot_bytes_ = 0;
   KvPool kv_;
   BufferRef logits_{0, 0};
-  int64_t vocab_ = 0;
+  int64_t vocab_ = 0, given_width_ = 0;
   bool is_timed_ = false;
   std::vector<int64_t> op_ns_;
 };

@@ -38,6 +38,7 @@ struct StepRequest {
   std::span<const uint8_t> seq_samples, seq_scores;
   int32_t n_top;                            // -1: no log-probabilities
   std::span<const uint8_t> seq_masked = {}; // its sampled row waits for a mask; empty: none does
+  std::span<const float> given = {};        // [tokens of the step, the program's given width]
 };
 
 struct StepOutcome {
@@ -100,6 +101,7 @@ class StepRunner {
     std::vector<uint8_t> row_is_sample; // of logits rows
     std::vector<int32_t> seq_mask;      // which mask a sequence has; -1: none
     std::vector<uint32_t> masks;        // [n_masks, mask_words(V)]
+    std::vector<float> given;           // [tokens, given width]
     int32_t n_masks = 0;
     std::atomic<bool> has_masks{true}; // masks are there, or none is waited for
     int32_t n_rows = 0;

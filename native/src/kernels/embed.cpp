@@ -130,7 +130,13 @@ void embed_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
 
 void embed(const EmbedArgs& args, const ThreadCtx& ctx) {
   const int64_t begin = args.m * ctx.thread / ctx.n_threads, end = args.m * (ctx.thread + 1) / ctx.n_threads;
-  for (int64_t i = begin; i < end; ++i) embed_row(*args.w, args.ids[i] + args.first, args.scale, args.y + i * args.ldy);
+  for (int64_t i = begin; i < end; ++i) {
+    float* y = args.y + i * args.ldy;
+    if (args.zero_at != nullptr && args.zero_at[i] == 0)
+      for (int64_t j = 0; j < args.w->k; ++j) y[j] = 0.0f;
+    else
+      embed_row(*args.w, args.ids[i] + args.first, args.scale, y);
+  }
 }
 
 } // namespace tiercel::TIERCEL_LEVEL

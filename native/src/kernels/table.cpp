@@ -35,6 +35,7 @@ const KernelTable table = {
     layer_norm,
     activate,
     sequence_attention,
+    residual_mix,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

@@ -50,4 +50,7 @@ void layer_norm(const LayerNormArgs&, const ThreadCtx&);
 void activate(const ActivateArgs&, const ThreadCtx&);
 void sequence_attention(const SequenceAttentionArgs&, const StepView&, const ThreadCtx&);
 
+// residual_mix.cpp
+void residual_mix(const ResidualMixArgs&, const ThreadCtx&);
+
 } // namespace tiercel::TIERCEL_LEVEL

@@ -14,6 +14,8 @@ ACTIVATION_GROUP = 32
 KEY_SCALE_COLUMNS = 64
 """Columns of a key that share one scale in an int8 pool; a value has one scale."""
 
+MAX_RESIDUALS = 64
+"""The most rows that one op mixes; the native kernel's limit."""
 
 UNARY: tuple[str, ...] = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 """The names `activate` accepts."""

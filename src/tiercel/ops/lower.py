@@ -52,6 +52,8 @@ class _Lowering:
                 self._last_use[value] = i
                 self._n_readers[value] += 1
         self._last_use[program.output] = len(program.ops)
+        if program.hidden is not None:
+            self._last_use[program.hidden] = len(program.ops)
         self._places: dict[Value, _Columns] = {}
         self._absorbed: set[Value] = set()
         self._heads: dict[Value, tuple[_Head, _Head, _Head]] = {}
@@ -87,6 +89,9 @@ class _Lowering:
             "layer_norm": self._layer_norm,
             "activate": self._activate,
             "sequence_attention": self._sequence_attention,
+            "residual_mix": self._residual_mix,
+            "given": self._given,
+            "join": self._join_rows,
         }
         for op in self._program.ops:
             if op.output in self._absorbed:
@@ -102,6 +107,7 @@ class _Lowering:
             self._program.kv_layers,
             self._program.state_layers,
             self._program.is_pooling,
+            None if self._program.hidden is None else self._whole(self._program.hidden, self._program.ops[-1]),
         )
 
     def _join_heads(self, op: OpCall) -> None:
@@ -182,7 +188,8 @@ class _Lowering:
         return last < len(self._program.ops) and self._program.ops[last] is op
 
     def _embed(self, op: OpCall) -> None:
-        self._out.append(low.Embed(op.weights["w"], op.real("scale"), self._new(op.output)))
+        skips_first = bool(op.attrs.get("skips_first", 0))
+        self._out.append(low.Embed(op.weights["w"], op.real("scale"), self._new(op.output), skips_first))
 
     def _rope_table(self, op: OpCall) -> None:
         self._out.append(low.RopeTable(op.constants[0], op.real("magnitude"), self._new(op.output)))
@@ -355,6 +362,18 @@ class _Lowering:
         qkv = self._places[op.inputs[0]].buffer
         h, n_kv, d = op.integer("heads"), op.integer("kv_heads"), op.integer("head_dim")
         self._out.append(low.SequenceAttention(qkv, h, n_kv, d, op.real("scale"), self._new(op.output)))
+
+    def _residual_mix(self, op: OpCall) -> None:
+        sources = tuple(self._whole(value, op) for value in op.inputs)
+        norm, w, eps = op.weights["norm"], op.weights["w"], op.real("eps")
+        self._out.append(low.ResidualMix(sources, norm, w, eps, self._new(op.output)))
+
+    def _given(self, op: OpCall) -> None:
+        self._out.append(low.Given(self._new(op.output)))
+
+    def _join_rows(self, op: OpCall) -> None:
+        x, z = (self._whole(value, op) for value in op.inputs)
+        self._out.append(low.Join(x, z, self._new(op.output)))
 
     def _refuse(self, op: OpCall, why: str) -> UnsupportedModel:
         return UnsupportedModel(f"ops.lower: {self._program.name}: {op} has no native form: {why}")

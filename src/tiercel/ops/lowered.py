@@ -31,6 +31,9 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     LayerNorm    x                          y        y = layer_norm(x, w, bias, eps)
     Activate     x                          x        x = act(x)
     SequenceAttention  qkv                  y        y = attention of q to all rows of its sequence in the step [T, H*D]
+    ResidualMix  sources                    y        y = their sum, weighed by the softmax of w . (each one's norm)
+    Given        rows of the step           y        y = the rows that the step brings along                    [T, W]
+    Join         x, z                       y        y = [x | z]
 
 Rules, held by `Lowered.check`: a residual may be y itself (in place), and is not Q8; after RopeKv, columns H*D.. of the
 qkv buffer are not defined; the parts of a LinearGroup fill disjoint columns of y; a LinearGroup on Q8 has quantised
@@ -51,7 +54,7 @@ from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
 from tiercel.ops.activations import broken_activation
 from tiercel.ops.costs import Cost
-from tiercel.ops.dims import ACTIVATION_GROUP, UNARY, Bounds, Dim
+from tiercel.ops.dims import ACTIVATION_GROUP, MAX_RESIDUALS, UNARY, Bounds, Dim
 from tiercel.ops.program import Constant, KvLayer, StateLayer, Weight, attr_text, constant_text
 from tiercel.ops.routing import Routing
 from tiercel.ops.vocabulary_recurrent import delta_rule
@@ -101,6 +104,7 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     w: Weight
     scale: float
     y: Buffer
+    skips_first: bool = False  # the row at position 0 is zeros
 
 
 class Norm(msgspec.Struct, frozen=True, tag="norm"):
@@ -381,6 +385,33 @@ class SequenceAttention(msgspec.Struct, frozen=True, tag="sequence_attention"):
     y: Buffer
 
 
+class ResidualMix(msgspec.Struct, frozen=True, tag="residual_mix"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "residual_mix"
+    sources: tuple[Buffer, ...]
+    norm: Weight
+    w: Weight
+    eps: float
+    y: Buffer
+
+
+class Given(msgspec.Struct, frozen=True, tag="given"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "given"
+    y: Buffer
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """See the module's list."""
+
+    kind: ClassVar[str] = "join"
+    x: Buffer
+    z: Buffer
+    y: Buffer
+
+
 NativeOp = (
     RopeTable
     | Embed
@@ -406,6 +437,9 @@ NativeOp = (
     | LayerNorm
     | Activate
     | SequenceAttention
+    | ResidualMix
+    | Given
+    | Join
 )
 """Any op of a lowered program."""
 
@@ -437,6 +471,9 @@ _READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
         LayerNorm: ("x",),
         Activate: ("x",),
         SequenceAttention: ("qkv",),
+        ResidualMix: ("sources",),
+        Given: (),
+        Join: ("x", "z"),
     }
 )
 
@@ -452,6 +489,8 @@ def writes(op: NativeOp) -> Buffer:
 
 def reads(op: NativeOp) -> tuple[Buffer, ...]:
     """Return the buffers that an op reads, each once; one that is also written is among them."""
+    if isinstance(op, ResidualMix):
+        return tuple(dict.fromkeys(op.sources))
     return tuple(dict.fromkeys(b for name in _READ_FIELDS[type(op)] if (b := getattr(op, name)) is not None))
 
 
@@ -465,7 +504,10 @@ def weights_of(op: NativeOp) -> tuple[Weight, ...]:
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """A program of native ops. `output` is the logits, F32 [R, V]; with `is_pooling`, a pooling model's rows [R, W]."""
+    """A program of native ops. `output` is the logits, F32 [R, V]; with `is_pooling`, a pooling model's rows [R, W].
+
+    `hidden`, F32 [T, E], is what a draft head reads.
+    """
 
     name: str
     ops: tuple[NativeOp, ...]
@@ -473,6 +515,7 @@ class Lowered(msgspec.Struct, frozen=True):
     kv_layers: tuple[KvLayer, ...]
     state_layers: tuple[StateLayer, ...] = ()
     is_pooling: bool = False
+    hidden: Buffer | None = None
 
     def buffers(self) -> tuple[Buffer, ...]:
         """Return each buffer once, in order of first writing."""
@@ -492,6 +535,7 @@ class Lowered(msgspec.Struct, frozen=True):
         lines += [str(layer) for layer in (*self.kv_layers, *self.state_layers)]
         lines += [constant_text(constant) for constant in self.constants()]
         lines += [_line(op) for op in self.ops]
+        lines += [] if self.hidden is None else [f"hidden {self.hidden}"]
         return "\n".join([*lines, f"return {self.output}"]) + "\n"
 
     def check(self) -> None:
@@ -509,6 +553,8 @@ class Lowered(msgspec.Struct, frozen=True):
                 _need(claim, op, broken)
         if self.output not in written or self.output.rows is not Dim.ROWS or self.output.kind is not BufferKind.F32:
             raise ShapeError(f"ops.lowered: output {self.output} {self.output.type_text}; a written f32[R,V] is needed")
+        if self.hidden is not None and (self.hidden not in written or self.hidden.kind is not BufferKind.F32):
+            raise ShapeError(f"ops.lowered: hidden {self.hidden} {self.hidden.type_text}; a written f32 is needed")
         if len({b.id for b in written}) != len(written):
             raise ShapeError("ops.lowered: two buffers have one id")
 
@@ -629,6 +675,12 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         q_width, kv_width = op.n_heads * op.head_dim, op.n_kv_heads * op.head_dim
         fits = op.qkv.width == q_width + 2 * kv_width and y.width == q_width and op.qkv.rows is y.rows is Dim.TOKENS
         yield fits, f"qkv {op.qkv.type_text}, y {y.type_text}"
+    elif isinstance(op, ResidualMix):
+        fits = all(_alike(x, y) for x in op.sources) and y not in op.sources and 1 <= len(op.sources) <= MAX_RESIDUALS
+        yield fits and op.norm.n_weights == op.w.n_weights == y.width, f"y {y.type_text}, norm {op.norm}, w {op.w}"
+    elif isinstance(op, Join):
+        fits = op.x.rows is op.z.rows is y.rows and op.x.width + op.z.width == y.width and y not in (op.x, op.z)
+        yield fits, f"x {op.x.type_text}, z {op.z.type_text}, y {y.type_text}"
 
 
 def _group_rules(op: LinearGroup) -> Iterator[tuple[bool, str]]:
@@ -675,14 +727,14 @@ def _line(op: NativeOp) -> str:
         if (
             value is None
             or value == ()
-            or (name == "latent_values" and not value)
+            or (name in ("latent_values", "skips_first") and not value)
             or (isinstance(value, Buffer) and value == y and name not in ("residual", "qkv", "x", "latents"))
         ):
             continue
         if name == "parts":
             parts += [str(part) for part in value]
         elif isinstance(value, tuple):
-            parts += [f"{name}={weight}" for weight in value]
+            parts += [f"{name}={one}" for one in value]
         elif isinstance(value, Buffer | Constant) and name in ("x", "q", "qkv", "latents", "inv_freq"):
             parts.append(str(value))
         else:

@@ -26,6 +26,7 @@ from tiercel.ops.lowered import (
     NativeOp,
     Norm,
     Quantize,
+    ResidualMix,
     reads,
     writes,
 )
@@ -147,8 +148,11 @@ def renumbered(program: Lowered) -> Lowered:
     for op in program.ops:
         found = ((name, getattr(op, name)) for name in op.__struct_fields__)
         changes: dict[str, Any] = {name: new[value] for name, value in found if isinstance(value, Buffer)}
+        if isinstance(op, ResidualMix):
+            changes["sources"] = tuple(new[source] for source in op.sources)
         out.append(replace(op, **changes))
-    return replace(program, ops=tuple(out), output=new[program.output])
+    hidden = None if program.hidden is None else new[program.hidden]
+    return replace(program, ops=tuple(out), output=new[program.output], hidden=hidden)
 
 
 _ORDER: tuple[tuple[str, Pass], ...] = (
@@ -164,7 +168,10 @@ def _fills(group: LinearGroup) -> bool:
 
 
 def _n_readers(program: Lowered) -> Counter[Buffer]:
-    return Counter(buffer for op in program.ops for buffer in reads(op))
+    found = Counter(buffer for op in program.ops for buffer in reads(op))
+    if program.hidden is not None:
+        found[program.hidden] += 1  # whoever runs the program reads it
+    return found
 
 
 def _renamed(op: NativeOp, renamed: Mapping[Buffer, Buffer]) -> NativeOp:

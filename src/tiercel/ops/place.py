@@ -59,6 +59,8 @@ def lifetimes(program: Lowered) -> Mapping[Buffer, tuple[int, int]]:
         for buffer in (*reads(op), writes(op)):
             last[buffer] = i + 1
     last[program.output] = len(program.ops) + 1
+    if program.hidden is not None:
+        last[program.hidden] = len(program.ops) + 1
     return {buffer: (first[buffer], last[buffer]) for buffer in first}
 
 

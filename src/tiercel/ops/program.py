@@ -175,7 +175,10 @@ class StateLayer(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A recorded step. `output` is the logits, [R, V]; with `is_pooling`, a pooling model's rows, [R, W]."""
+    """A recorded step. `output` is the logits, [R, V]; with `is_pooling`, a pooling model's rows, [R, W].
+
+    `hidden`, [T, E], is what a draft head reads of each token, or reads again of what it made itself.
+    """
 
     name: str
     ops: tuple[OpCall, ...]
@@ -183,6 +186,7 @@ class Program(msgspec.Struct, frozen=True):
     kv_layers: tuple[KvLayer, ...]
     state_layers: tuple[StateLayer, ...] = ()
     is_pooling: bool = False
+    hidden: Value | None = None
 
     def constants(self) -> tuple[Constant, ...]:
         """Return each constant once, in order of use."""
@@ -198,6 +202,7 @@ class Program(msgspec.Struct, frozen=True):
         lines += [str(layer) for layer in (*self.kv_layers, *self.state_layers)]
         lines += [constant_text(constant) for constant in self.constants()]
         lines += [str(op) for op in self.ops]
+        lines += [] if self.hidden is None else [f"hidden {self.hidden}"]
         return "\n".join([*lines, f"return {'rows ' if self.is_pooling else ''}{self.output}"]) + "\n"
 
     def check(self) -> None:
@@ -213,6 +218,8 @@ class Program(msgspec.Struct, frozen=True):
             _need(op.output.id not in written, f"{self.name}: {op} writes {op.output} a second time")
             written.add(op.output.id)
         _need(self.output.id in written, f"{self.name}: no op writes the output {self.output}")
+        _need(self.hidden is None or self.hidden.id in written, f"{self.name}: no op writes the rows {self.hidden}")
+        _need(sum(op.op == "given" for op in self.ops) <= 1, f"{self.name}: rows are taken from the step twice")
         layers = [op.integer("layer") for op in self.ops if op.op in ("attention", "latent_attention")]
         known = [layer.index for layer in self.kv_layers]
         _need(

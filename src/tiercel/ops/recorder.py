@@ -67,7 +67,8 @@ def activation_attrs(act: str, params: Sequence[float]) -> dict[str, Attr]:
 class Recorder:
     """Records one program. Owner: the function that records a model; it lives for one recording.
 
-    `shapes` and `formats` describe the weights that may be named. Each method records the op of its name.
+    `shapes` and `formats` describe the weights that may be named. Each method records the op of its name. With
+    `keeps_hidden`, the program gives out what a draft head reads of each token.
     """
 
     def __init__(
@@ -76,17 +77,23 @@ class Recorder:
         shapes: Mapping[str, tuple[int, ...]],
         formats: Mapping[str, Format],
         compute_dtype: ComputeDtype,
+        *,
+        keeps_hidden: bool = False,
     ) -> None:
+        self.keeps_hidden = keeps_hidden
         self._name = name
         self._shapes = shapes
         self._formats = formats
         self._compute_dtype = compute_dtype
         self._ops: list[OpCall] = []
         self._kv_layers: list[KvLayer] = []
+        self._hidden: Value | None = None
 
-    def embed(self, weight: str, *, scale: float = 1.0) -> Value:
-        """Look up the step's tokens in a weight [V, E]."""
-        return self._record("embed", (), {"w": self.weight(weight)}, {"scale": float(scale)})
+    def embed(self, weight: str, *, scale: float = 1.0, skips_first: bool = False) -> Value:
+        """Look up the step's tokens in a weight [V, E]; with `skips_first`, the row at position 0 is zeros."""
+        attrs: dict[str, Attr] = {"scale": float(scale)}
+        attrs |= {"skips_first": 1} if skips_first else {}
+        return self._record("embed", (), {"w": self.weight(weight)}, attrs)
 
     def rms_norm(self, x: Value, weight: str, eps: float, *, heads: int = 1, plus_one: bool = False) -> Value:
         """Normalise each of `heads` equal parts of every row; with `plus_one`, multiply by 1 + weight."""
@@ -302,6 +309,19 @@ class Recorder:
         attrs: dict[str, Attr] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": float(scale)}
         return self._record("sequence_attention", (q, k, v), {}, attrs)
 
+    def residual_mix(self, sources: Sequence[Value], norm: str, weight: str, eps: float) -> Value:
+        """Return the sum of the sources, weighed by the softmax of what `weight` says of each one's norm."""
+        weights = {"norm": self.weight(norm), "w": self.weight(weight)}
+        return self._record("residual_mix", tuple(sources), weights, {"eps": float(eps)})
+
+    def given(self, width: int) -> Value:
+        """Take rows that each step brings along, one a token; a program may do so once."""
+        return self._record("given", (), {}, {"width": width})
+
+    def join(self, x: Value, z: Value) -> Value:
+        """Put the rows of z behind those of x."""
+        return self._record("join", (x, z), {}, {})
+
     def format_of(self, weight: str) -> Format:
         """Return the format that a weight has in the checkpoint."""
         return self.weight(weight).format
@@ -316,6 +336,13 @@ class Recorder:
             raise ModelFileError(f"models: tensor {name} is missing from the checkpoint; {self._name} needs it")
         return Weight(name, self._shapes[name], self._formats[name])
 
+    def keep_hidden(self, x: Value) -> Value:
+        """Give rows of all tokens out beside the result, for a draft head; returns those of them that need logits."""
+        if not self.keeps_hidden or self._hidden is not None:
+            raise ShapeError(f"ops.program: {self._name}: rows are given out twice, or unasked; see keeps_hidden")
+        self._hidden = x
+        return self.select_rows(x)
+
     def finish(self, output: Value, *, is_pooling: bool = False) -> Program:
         """Return the program whose result is `output`: logits, or a pooling model's rows.
 
@@ -323,7 +350,8 @@ class Recorder:
             ShapeError: the program breaks its own rules; see `Program.check`.
         """
         layers = tuple(sorted(self._kv_layers, key=lambda layer: layer.index))
-        program = Program(self._name, tuple(self._ops), output, layers, state_layers_of(self._ops), is_pooling)
+        states = state_layers_of(self._ops)
+        program = Program(self._name, tuple(self._ops), output, layers, states, is_pooling, self._hidden)
         program.check()
         return program
 

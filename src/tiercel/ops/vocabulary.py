@@ -17,9 +17,11 @@ from tiercel.ops import (
     reference_latent,
     reference_moe,
     reference_recurrent,
+    reference_residual,
     vocabulary_encoder,
     vocabulary_latent,
     vocabulary_moe,
+    vocabulary_residual,
 )
 from tiercel.ops import reference as definitions
 from tiercel.ops import vocabulary_recurrent as recurrent
@@ -277,7 +279,33 @@ _RECURRENT_SPECS = (
     ),
 )
 
-VOCABULARY: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in (*_SPECS, *_RECURRENT_SPECS)})
+_RESIDUAL_SPECS = (
+    OpSpec(
+        "residual_mix",
+        "x0, x1.. [.,E], norm [E], w [E] -> [.,E]: their sum, weighed by the softmax of w . (each one's norm)",
+        _told(vocabulary_residual.residual_mix),
+        reference_residual.residual_mix,
+        _row_cost(6),
+    ),
+    OpSpec(
+        "given",
+        "-> [T,width]: the rows that the step brings along",
+        _told(vocabulary_residual.given),
+        reference_residual.given,
+        _table_cost,
+    ),
+    OpSpec(
+        "join",
+        "x [.,A], z [.,B] -> [.,A+B]: side by side",
+        _told(vocabulary_residual.join),
+        reference_residual.join,
+        _row_cost(0),
+    ),
+)
+
+VOCABULARY: Mapping[str, OpSpec] = MappingProxyType(
+    {spec.name: spec for spec in (*_SPECS, *_RECURRENT_SPECS, *_RESIDUAL_SPECS)}
+)
 """Op name -> its spec."""
 
 

@@ -158,8 +158,8 @@ class NativeRunner:
     def release(self, slot: int) -> None:
         """See `Runner.release`. A native slot holds nothing that needs giving back."""
 
-    def submit(self, plan: StepPlan) -> None:
-        """See `Runner.submit`."""
+    def submit(self, plan: StepPlan, given: "np.ndarray | None" = None) -> None:
+        """See `Runner.submit`. `given`, float32 [tokens, W], are the rows that a draft head's program takes."""
         if self._next_start is not None:
             self._check_starts(plan, self._next_start)
         try:
@@ -172,6 +172,7 @@ class NativeRunner:
                 plan.seq_scores,
                 -1 if plan.n_logprobs is None else plan.n_logprobs,
                 plan.seq_masked,
+                given,
             )
         except ValueError as error:
             raise ShapeError(f"runner.submit: step {plan.step_id}: {error}") from error
@@ -233,6 +234,17 @@ class NativeRunner:
     def last_logits(self, n_rows: int) -> "np.ndarray":
         """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""
         return self._runner.last_logits(n_rows)
+
+    def last_hidden(self, n_rows: int) -> "np.ndarray":
+        """Return what the last step gave out for a draft head, float32 [n_rows, E]. No step may be running.
+
+        Raises: ShapeError: the program was recorded without.
+        """
+        found = self.program.hidden
+        if found is None:
+            raise ShapeError("runner.last_hidden: the program gives no rows out; record it with keeps_hidden")
+        place = self.placement.places[found.id]
+        return self._runner.last_rows((place.offset_bytes, place.stride_bytes), found.width, n_rows)
 
     def set_timing(self, *, on: bool) -> None:
         """Measure each op from the next step on; costs some 20 ns an op."""
@@ -328,7 +340,7 @@ class _Lowering:
         self._to.rope_table(array("f", op.inv_freq.values), op.magnitude, self._at(op.y))
 
     def _embed(self, op: ops.Embed) -> None:
-        self._to.embed(self._weights.matrix(op.w), op.scale, self._at(op.y))
+        self._to.embed(self._weights.matrix(op.w), op.scale, self._at(op.y), op.skips_first)
 
     def _norm(self, op: ops.Norm) -> None:
         self._to.norm(
@@ -536,6 +548,19 @@ class _Lowering:
             p1,
             self._at(op.y),
         )
+
+    def _residual_mix(self, op: ops.ResidualMix) -> None:
+        norm, w = self._weights.vector(op.norm), self._weights.vector(op.w)
+        both = array("f", (a * b for a, b in zip(norm, w, strict=True)))
+        sources = [self._at(source) for source in op.sources]
+        self._to.residual_mix(op.y.rows is Dim.ROWS, sources, op.y.width, both, op.eps, self._at(op.y))
+
+    def _given(self, op: ops.Given) -> None:
+        self._to.given(op.y.width, self._at(op.y))
+
+    def _join(self, op: ops.Join) -> None:
+        places = (self._at(op.x), op.x.width, self._at(op.z), op.z.width, self._at(op.y))
+        self._to.join(op.y.rows is Dim.ROWS, *places)
 
     def _family(self, weight: Weight) -> list[_native.PackedMatrix]:
         return [self._weights.matrix(one) for one in weight.each()]

@@ -21,6 +21,7 @@ from tiercel.ops import reference_encoder as ref_encoder
 from tiercel.ops import reference_latent as latent
 from tiercel.ops import reference_moe as moe
 from tiercel.ops import reference_recurrent as rec
+from tiercel.ops import reference_residual as residual
 from tiercel.ops.dims import ACTIVATION_GROUP, Bounds, Dim
 from tiercel.ops.lowered import Buffer, BufferKind, Lowered
 from tiercel.ops.place import Placement, packed_row_bytes, place
@@ -33,13 +34,15 @@ from tiercel.ops.vocabulary_moe import params_of, routing_of
 class Chunk:
     """The next tokens of one sequence in a step; the last `n_logits` of them get logits (None: all).
 
-    Tokens from position `n_first` on are of a pair's second text; None: there is one text.
+    Tokens from position `n_first` on are of a pair's second text; None: there is one text. `given` are rows, one a
+    token, for a program that takes some.
     """
 
     sequence: int
     token_ids: Sequence[int]
     n_logits: int | None = None
     n_first: int | None = None
+    given: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,12 @@ class _Rows:
     logits_rows: npt.NDArray[np.int64]
     of_logits: "_Rows | None" = None
     segments: npt.NDArray[np.int64] | None = None
+    given: Floats | None = None
+
+    def brought(self) -> Floats:
+        if self.given is None or len(self.given) != len(self.token_ids):
+            raise ShapeError(f"runner.reference: {len(self.token_ids)} tokens; as many given rows are needed")
+        return self.given
 
     def of(self, dim: Dim) -> "_Rows":
         if dim is Dim.TOKENS:
@@ -119,6 +128,7 @@ class ReferenceExecutor:
         self._kv_dtype = kv_dtype
         self._sequences: dict[int, _Kept] = {}
         self._placement: Placement | None = None
+        self.last_hidden: Floats | None = None  # of the last step, [T, E], if the program gives them out
         if isinstance(program, Lowered):
             self._placement = place(program, Bounds(max_tokens, max_tokens, max_tokens), reuse=reuse_buffers)
         for weight in program.weights():
@@ -146,6 +156,10 @@ class ReferenceExecutor:
             self._sequences[sequence].n_tokens += rows.starts[i + 1] - rows.starts[i]
         self.check()
         return y
+
+    def state_of(self, sequence: int, layer: int) -> Floats:
+        """Return the state that a layer's delta rule keeps of a sequence, float32 [H, D, E]."""
+        return self._sequences[sequence].states[layer]
 
     def release(self, sequence: int) -> None:
         """Forget a sequence's keys and values."""
@@ -195,9 +209,10 @@ class ReferenceExecutor:
         of_logits = _Rows(
             sequences, tuple(wanted_starts), tuple(wanted_firsts), token_ids[logits], at[logits], np.arange(len(logits))
         )
-        return _Rows(
-            sequences, tuple(starts), tuple(firsts), token_ids, at, logits, of_logits, np.array(segments, np.int64)
-        )
+        parts = [chunk.given for chunk in chunks if chunk.given is not None]
+        brought = np.concatenate(parts) if parts else None
+        of_segments = np.array(segments, np.int64)
+        return _Rows(sequences, tuple(starts), tuple(firsts), token_ids, at, logits, of_logits, of_segments, brought)
 
     def weight(self, weight: Weight) -> Floats:
         """Return a weight's values as an op uses them."""
@@ -299,13 +314,15 @@ class ReferenceExecutor:
         values: dict[Value, Floats] = {}
         for op in program.ops:
             values[op.output] = self._call(op, [values[v] for v in op.inputs], rows)
+        self.last_hidden = None if program.hidden is None else values[program.hidden]
         return values[program.output]
 
     def _call(self, op: OpCall, inputs: Sequence[Floats], rows: _Rows) -> Floats:
         weights = {name: self.family(w) if w.n_experts else self.weight(w) for name, w in op.weights.items()}
         match op.op:
             case "embed":
-                return ref.embed(rows.token_ids, weights["w"], op.real("scale"))
+                y = ref.embed(rows.token_ids, weights["w"], op.real("scale"))
+                return _skip_first(y, rows) if "skips_first" in op.attrs else y
             case "rope_table":
                 inv_freq = np.array(op.constants[0].values, np.float32)
                 return ref.rope_table(rows.positions, inv_freq, op.real("magnitude"))
@@ -368,6 +385,12 @@ class ReferenceExecutor:
                 return attend_whole(
                     rows, _heads(q, n_heads), _heads(k, n_kv), _heads(v, n_kv), op.real("scale")
                 ).reshape(q.shape)
+            case "residual_mix":
+                return residual.residual_mix(inputs, weights["norm"], weights["w"], op.real("eps"))
+            case "given":
+                return residual.given(rows.brought(), op.integer("width"))
+            case "join":
+                return residual.join(inputs[0], inputs[1])
         raise AssertionError(f"op {op.op} is in the vocabulary and not in the reference executor")
 
 
@@ -390,6 +413,8 @@ class _ArenaStep:
     def run(self) -> Floats:
         for op in self._program.ops:
             self._replay(op)
+        if self._program.hidden is not None:
+            self._store.last_hidden = self._floats(self._program.hidden).copy()
         return self._floats(self._program.output).copy()
 
     def _replay(self, op: low.NativeOp) -> None:
@@ -399,7 +424,8 @@ class _ArenaStep:
                 inv_freq = np.array(op.inv_freq.values, np.float32)
                 self._write(op.y, ref.rope_table(rows.positions, inv_freq, op.magnitude))
             case low.Embed():
-                self._write(op.y, ref.embed(rows.token_ids, store.weight(op.w), op.scale))
+                y = ref.embed(rows.token_ids, store.weight(op.w), op.scale)
+                self._write(op.y, _skip_first(y, rows) if op.skips_first else y)
             case low.Norm():
                 y = ref.rms_norm(self._floats(op.x), store.weight(op.w), op.eps)
                 self._write(op.y, y if op.residual is None else ref.add(self._floats(op.residual), y))
@@ -469,6 +495,15 @@ class _ArenaStep:
                 scale = None if op.w is None else store.weight(op.w)
                 y = rec.gated_norm(_heads(x, op.heads), _heads(z, op.heads), scale, op.eps, op.act)
                 self._write(op.y, y.reshape(x.shape))
+
+            case low.ResidualMix():
+                sources = [self._floats(source) for source in op.sources]
+                y = residual.residual_mix(sources, store.weight(op.norm), store.weight(op.w), op.eps)
+                self._write(op.y, y)
+            case low.Given():
+                self._write(op.y, residual.given(rows.brought(), op.y.width))
+            case low.Join():
+                self._write(op.y, residual.join(self._floats(op.x), self._floats(op.z)))
 
     def _experts(self, op: low.Experts) -> None:
         families = (op.gate, op.up, op.down, op.gate_bias, op.up_bias, op.down_bias)
@@ -544,6 +579,10 @@ def embed_rows(w: Floats, of: str, first: int, rows: _Rows) -> Floats:
     ids = rows.positions if of == "position" else rows.segments
     assert ids is not None
     return ref.embed(ids + first, w)
+
+
+def _skip_first(y: Floats, rows: _Rows) -> Floats:
+    return np.where(rows.positions[:, None] == 0, np.float32(0.0), y)
 
 
 def attend_whole(rows: _Rows, q: Floats, k: Floats, v: Floats, scale: float) -> Floats:

@@ -26,6 +26,7 @@ SHAPES = {
     "latent_q": (48, 64),
     "latents": (24, 64),
     "latent_kv": (64, 16),
+    "joined": (64, 96),
 }
 FORMATS = {name: Format.Q4_1 if len(shape) == 2 else Format.F32 for name, shape in SHAPES.items()}
 FORMATS["latent_kv"] = Format.F32  # rows of 16 columns are no whole groups
@@ -171,6 +172,7 @@ def test_every_op_has_a_tolerance_and_a_cost():
     y = rec.gated_norm(y, rec.linear(x, "narrow"), None, heads=1, act="silu")
     x = rec.linear(y, "wide")
     mixed = mixture(rec, rec.add(x, gated))
+    mixed = rec.linear(rec.join(rec.residual_mix([mixed, x], "bias", "bias", 1e-5), rec.given(32)), "joined")
     program = rec.finish(rec.softcap(rec.linear(rec.select_rows(mixed), "head"), 30.0))
     assert {op.op for op in program.ops} == set(VOCABULARY)
     bounds = Bounds(8, 2, 2, context_tokens=100)
