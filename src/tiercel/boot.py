@@ -296,8 +296,9 @@ def planned_tensors(
         # So are the matrices of gates that weigh experts, and of a recurrent state's decays and betas.
         is_gate = name.endswith((".gate.weight", "_expert_gate.weight", "in_proj_a.weight", "in_proj_b.weight"))
         is_gate |= name.endswith(("in_proj_ba.weight", ".b_proj.weight", ".f_a_proj.weight", ".f_b_proj.weight"))
+        is_gate |= name.endswith("_res_proj.weight")
         if wanted is not None and len(shape) == 2 and shape[1] % 32 == 0 and not is_gate:
-            is_table = "embed_tokens" in name or "embeddings." in name or name == "lm_head.weight"
+            is_table = "embed_tokens" in name or "embeddings." in name or name.endswith("lm_head.weight")
             found = Format.Q8_0 if is_table else wanted
         planned[name] = PlannedTensor(shape, found)
     return planned

@@ -1,5 +1,7 @@
 """Kimi's tiny models, states and latent rows in one, through `LLM` and the server: slots, preemption, refusals."""
 
+import json
+
 import httpx
 import numpy as np
 import pytest
@@ -30,10 +32,21 @@ KIMI_LINEAR = {
     "num_shared_experts": 1,
     "moe_intermediate_size": 32,
 }
+KIMI_K3 = KIMI_LINEAR | {
+    "linear_attn_config": LINEAR | {"gate_lower_bound": -5.0, "use_full_rank_gate": True},
+    "q_lora_rank": 24,
+    "mla_use_output_gate": True,
+    "hidden_act": "situ",
+    "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0,
+    "routed_expert_hidden_size": 32,
+    "latent_moe_use_norm": True,
+    "attn_res_block_size": 3,
+}
 PAGE_BYTES = 16 * 2 * (24 + 8) * 2  # tokens, full layers, columns, bytes of a half
 PROMPTS = [list(range(5 + i, 45 + 3 * i)) for i in range(7)]
 SAMPLED = SamplingParams(temperature=0.9, seed=4, max_tokens=24, ignore_eos=True, logprobs=1)
-MODELS = {"kimi_linear": KIMI_LINEAR}
+MODELS = {"kimi_linear": KIMI_LINEAR, "kimi_k3": KIMI_K3}
 
 
 @pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
@@ -112,4 +125,29 @@ def test_decays_of_another_number_of_heads_are_refused(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ModelFileError, match=r"A_log has shape \[64\]; \[3\] is needed"):
+        LLM(str(tmp_path), **SMALL, skip_tokenizer_init=True)
+
+
+def seeing(folder, to, more=None):
+    """Write K3 as its checkpoints have it: a text part behind a prefix, beside vision weights."""
+    weights = load_file(folder / "model.safetensors")
+    renamed = {f"language_model.{name}": w for name, w in weights.items()}
+    renamed["vision_tower.patch_embed.proj.weight"] = np.zeros((4, 3, 2, 2), np.float32)
+    renamed["mm_projector.proj.0.weight"] = np.zeros((4, 4), np.float32)
+    text = json.loads((folder / "config.json").read_text())
+    outer = {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": text}
+    outer |= {"vision_config": {"vt_num_hidden_layers": 2}, "media_placeholder_token_id": 9}
+    (to / "config.json").write_text(json.dumps(outer))
+    save_file(renamed | (more or {}), to / "model.safetensors")
+
+
+def test_a_checkpoint_that_sees_answers_texts_as_its_text_part_does(folder, tmp_path, alone):
+    seeing(folder, tmp_path)
+    with LLM(str(tmp_path), **SMALL, skip_tokenizer_init=True) as llm:
+        assert answers(llm, PROMPTS[:2]) == alone[:2]
+
+
+def test_a_tensor_that_neither_texts_nor_images_need_is_refused(folder, tmp_path):
+    seeing(folder, tmp_path, {"audio_tower.weight": np.zeros(3, np.float32)})
+    with pytest.raises(ModelFileError, match=r"tensor audio_tower\.weight of shape \[3\] is read by no op"):
         LLM(str(tmp_path), **SMALL, skip_tokenizer_init=True)

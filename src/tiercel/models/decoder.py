@@ -153,9 +153,12 @@ def read_windows(fields: ConfigFields, n_layers: int, window: int | None, defaul
 
 
 class Decoder(Model):
-    """A dense decoder. Subclasses read the config; some replace parts of the layer. `prefix` begins weights' names."""
+    """A dense decoder. Subclasses read the config; some replace parts of the layer. `prefix` begins weights' names, but
+    for the head's, which is `head_name`.
+    """
 
     prefix: ClassVar[str] = "model"
+    head_name: ClassVar[str] = "lm_head.weight"
 
     def __init__(self, config: DecoderConfig) -> None:
         self.config = config
@@ -177,7 +180,7 @@ class Decoder(Model):
             shapes |= {f"{self.prefix}.layers.{i}.{name}": shape for name, shape in self.weights_of_layer(i).items()}
         shapes[f"{self.prefix}.norm.weight"] = (c.hidden_size,)
         if not c.is_tied:
-            shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
+            shapes[self.head_name] = (c.vocab_size, c.hidden_size)
         return shapes
 
     def weights_of_layer(self, i: int) -> dict[str, tuple[int, ...]]:
@@ -215,7 +218,7 @@ class Decoder(Model):
     def may_ignore(self, name: str) -> bool:
         """Tell whether a tensor may be left unread: rotary tables of old checkpoints, and a tied head's copy."""
         is_table = name.endswith(("rotary_emb.inv_freq", "rope_freqs.weight"))
-        return is_table or (self.config.is_tied and name == "lm_head.weight")
+        return is_table or (self.config.is_tied and name == self.head_name)
 
     def forward(self, rec: Recorder, options: RecordOptions) -> Value:
         """Write one step in ops and return its logits, or what `head` makes of the last hidden states."""
@@ -228,12 +231,12 @@ class Decoder(Model):
         for i in range(c.n_layers):
             x = self.layer(rec, options, i, x, tables)
         x = self.norm(rec, options, x, f"{self.prefix}.norm.weight")
-        return self.head(rec, x)
+        return self.head(rec, rec.keep_hidden(x) if rec.keeps_hidden else x)
 
     def head(self, rec: Recorder, x: Value) -> Value:
         """Write what follows the final norm."""
         c = self.config
-        logits = rec.linear(x, f"{self.prefix}.embed_tokens.weight" if c.is_tied else "lm_head.weight")
+        logits = rec.linear(x, f"{self.prefix}.embed_tokens.weight" if c.is_tied else self.head_name)
         return rec.softcap(logits, c.final_softcap) if c.final_softcap else logits
 
     def embed_scale(self, rec: Recorder) -> float:
@@ -253,9 +256,9 @@ class Decoder(Model):
     def kept_rows(self, rec: Recorder, i: int, x: Value) -> Value:
         """Return the rows of x that layer i passes on: all, but of the last layer only those that need logits.
 
-        The other rows' keys and values are all that anybody reads of the last layer.
+        The other rows' keys and values are all that anybody reads of the last layer, if no draft head does.
         """
-        return rec.select_rows(x) if i + 1 == self.config.n_layers else x
+        return rec.select_rows(x) if i + 1 == self.config.n_layers and not rec.keeps_hidden else x
 
     def attention(self, rec: Recorder, options: RecordOptions, i: int, h: Value, tables: Mapping[str, Value]) -> Value:
         """Write layer i's attention over its normalised input, for the rows that the layer passes on."""

@@ -1,11 +1,12 @@
 """What a model is to the rest of Tiercel: facts, the weights it needs, and a forward pass to record."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 
+from tiercel.base.errors import UnsupportedModel
 from tiercel.models.info import ModelInfo
 from tiercel.models.pooling import PoolingSpec
 from tiercel.ops.program import Program, Value
@@ -76,6 +77,22 @@ class Model(ABC):
     def forward(self, rec: Recorder, options: RecordOptions) -> Value:
         """Write one step in ops and return its logits, or a pooling model's rows."""
 
+    def mtp_weights(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each weight that only the model's own draft head reads; none for a model without.
+
+        A checkpoint that has the first of them has the head.
+        """
+        return {}
+
+    def has_mtp(self, names: Container[str]) -> bool:
+        """Tell whether the tensors of these names have a draft head among them."""
+        return next(iter(self.mtp_weights()), None) in names
+
+    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
+        """Write one step of the draft head in ops and return its logits."""
+        del rec, options
+        raise UnsupportedModel(f"models: {self.info.architecture} has no draft head; speculate in another way")
+
     def record(
         self,
         tensors: Mapping[str, Tensor],
@@ -83,18 +100,51 @@ class Model(ABC):
         compute_dtype: ComputeDtype = ComputeDtype.AUTO,
         max_len_tokens: int | None = None,
         norm_weights_include_one: bool = False,
+        keeps_hidden: bool = False,
     ) -> Program:
         """Record a step for weights of the given shapes and formats.
+
+        With `keeps_hidden` it gives out, beside the logits, what a draft head reads of every token.
 
         Raises:
             ModelFileError: a weight is missing or has another shape than the config asks for.
             ShapeError: the config's sizes do not fit an op's contract.
         """
+        rec = self._recorder(tensors, self.expected_weights(), compute_dtype, keeps_hidden=keeps_hidden)
+        output = self.forward(rec, self._options(max_len_tokens, norm_weights_include_one))
+        return rec.finish(output, is_pooling=self.pooling is not None)
+
+    def record_mtp(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        compute_dtype: ComputeDtype = ComputeDtype.AUTO,
+        max_len_tokens: int | None = None,
+        norm_weights_include_one: bool = False,
+    ) -> Program:
+        """Record a step of the model's own draft head (multi-token prediction), a program like a model's.
+
+        A row at position t takes token t + 1 and, as its given row, what the model, recorded with `keeps_hidden`, gave
+        out at t; its logits are of token t + 2. What it gives out itself may be given to its next step.
+
+        Raises:
+            UnsupportedModel: the model has none.
+            ModelFileError, ShapeError: as `record`.
+        """
+        wanted = self.mtp_weights() | self.expected_weights()
+        rec = self._recorder(tensors, wanted, compute_dtype, keeps_hidden=True)
+        return rec.finish(self.forward_mtp(rec, self._options(max_len_tokens, norm_weights_include_one)))
+
+    def _options(self, max_len_tokens: int | None, norm_weights_include_one: bool) -> RecordOptions:
+        length = self.info.max_len_tokens if max_len_tokens is None else max_len_tokens
+        return RecordOptions(length, norm_weights_include_one)
+
+    def _recorder(
+        self, tensors: Mapping[str, Tensor], wanted: Iterable[str], compute_dtype: ComputeDtype, *, keeps_hidden: bool
+    ) -> Recorder:
         # Only what is read is looked at: what may be ignored can have a format that nothing reads.
-        needed = {name: tensors[name] for name in self.expected_weights() if name in tensors}
+        needed = {name: tensors[name] for name in wanted if name in tensors}
         shapes = {name: tuple(tensor.shape) for name, tensor in needed.items()}
         formats = {name: tensor.format for name, tensor in needed.items()}
-        length = self.info.max_len_tokens if max_len_tokens is None else max_len_tokens
-        rec = Recorder(self.info.architecture, shapes, formats, ComputeDtype(compute_dtype))
-        output = self.forward(rec, RecordOptions(length, norm_weights_include_one))
-        return rec.finish(output, is_pooling=self.pooling is not None)
+        dtype = ComputeDtype(compute_dtype)
+        return Recorder(self.info.architecture, shapes, formats, dtype, keeps_hidden=keeps_hidden)

@@ -15,7 +15,7 @@ from tiercel.models.bert import (
 from tiercel.models.deepseek import DeepseekV2, DeepseekV3
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.gpt_oss import GptOss
-from tiercel.models.kimi_linear import KimiLinear
+from tiercel.models.kimi_k3 import KimiK3, KimiK3Multimodal
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.model import Model
 from tiercel.models.pooled_decoder import POOLED_DECODERS
@@ -50,7 +50,8 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "Qwen3_5MoeForConditionalGeneration": Qwen3_5MoeMultimodal,
         "Qwen3NextForCausalLM": Qwen3Next,
         "GptOssForCausalLM": GptOss,
-        "KimiLinearForCausalLM": KimiLinear,
+        "KimiLinearForCausalLM": KimiK3,  # K3's text is one by name, and all of Kimi Linear by its config
+        "KimiK3ForConditionalGeneration": KimiK3Multimodal,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -73,6 +74,7 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3_next": "Qwen3NextForCausalLM",
         "gpt_oss": "GptOssForCausalLM",
         "kimi_linear": "KimiLinearForCausalLM",
+        "kimi_k3": "KimiK3ForConditionalGeneration",
     }
 )
 

@@ -13,6 +13,8 @@ def check_weights(model: Model, tensors: Mapping[str, Tensor]) -> None:
         ModelFileError: a tensor is missing, has another shape, or is unknown; the message names it.
     """
     expected = model.expected_weights()
+    if model.has_mtp(tensors):
+        expected |= model.mtp_weights()
     where = f"models: {model.info.architecture}"
     missing = [name for name in expected if name not in tensors]
     if missing:

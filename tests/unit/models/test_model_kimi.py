@@ -7,6 +7,7 @@ import pytest
 from tiercel.base.errors import ModelFileError, UnsupportedModel
 from tiercel.models.registry import build_model
 from tiercel.models.weights import check_weights
+from tiercel.ops.dims import Dim
 from tiercel.ops.program import KvLayer, StateLayer
 from tiercel.quant.formats import Format
 
@@ -207,3 +208,126 @@ def test_a_missing_expert_is_named():
     del tensors["model.layers.2.block_sparse_moe.experts.7.w3.weight"]
     with pytest.raises(ModelFileError, match=r"tensor model.layers.2.block_sparse_moe.experts.7.w3.weight is missing"):
         check_weights(model, tensors)
+
+
+K3 = {
+    "linear_attn_config": LINEAR | {"gate_lower_bound": -5.0, "use_full_rank_gate": True},
+    "q_lora_rank": 24,
+    "mla_use_output_gate": True,
+    "attn_res_block_size": 2,
+    **LATENT_EXPERTS,
+}
+
+
+def test_a_bank_has_a_row_for_each_so_many_layers():
+    mixes = ops_of(model_of(**K3), "residual_mix")
+    # Nothing is mixed before the first attention; then each layer's two parts and the end mix what the bank has.
+    assert [len(op.inputs) for op in mixes] == [2, 2, 2, 2, 3, 3, 3, 3]
+    assert [op.inputs[0] for op in mixes[:-2]] == [mixes[0].inputs[0]] * 6
+    assert ops_of(model_of(), "residual_mix") == []
+
+
+def test_the_last_layer_passes_on_only_rows_that_need_logits():
+    program = model_of(**K3).record(tensors_of(model_of(**K3)))
+    assert {op.output.rows for op in program.ops if op.op == "residual_mix"} == {Dim.TOKENS, Dim.ROWS}
+    whole = model_of(**K3).record(tensors_of(model_of(**K3)), keeps_hidden=True)
+    assert {op.output.rows for op in whole.ops if op.op == "residual_mix"} == {Dim.TOKENS}
+    assert (whole.hidden.rows, whole.hidden.width) == (Dim.TOKENS, 64)
+    assert program.hidden is None
+
+
+def test_k3_reads_and_keeps_what_it_says():
+    model = model_of(**K3)
+    program = model.record(tensors_of(model))
+    assert {one.name for w in program.weights() for one in w.each()} == set(model.expected_weights())
+    assert (program.kv_layers, program.state_layers) == (model.info.kv_layers, model.info.state_layers)
+    assert "model.layers.0.self_attention_res_norm.weight" not in model.expected_weights()
+    assert model.may_ignore("model.layers.0.self_attention_res_proj.weight")
+    assert not model.may_ignore("model.layers.1.self_attention_res_proj.weight_scale")
+
+
+def test_the_draft_head_has_weights_and_a_latent_row_of_its_own():
+    model = model_of(**K3)
+    shapes = model.mtp_weights()
+    tensors = tensors_of(model) | {n: SimpleNamespace(shape=s, format=Format.F32) for n, s in shapes.items()}
+    head = model.record_mtp(tensors)
+    assert {one.name for w in head.weights() for one in w.each()} == set(shapes)
+    assert all(name.startswith("model.layers.4.") for name in shapes)
+    assert head.kv_layers == (KvLayer(4, 1, 40, 0, 32),)
+    assert head.state_layers == ()
+    assert (head.hidden.rows, head.hidden.width) == (Dim.TOKENS, 64)
+    assert head.output.width == 128
+
+
+def test_a_draft_head_is_checked_where_the_checkpoint_has_it():
+    model = model_of(**K3, num_nextn_predict_layers=1)
+    tensors = tensors_of(model)
+    assert not model.has_mtp(tensors)
+    check_weights(model, tensors)
+    whole = tensors | {n: SimpleNamespace(shape=s, format=Format.F32) for n, s in model.mtp_weights().items()}
+    assert model.has_mtp(whole)
+    unread = {"model.layers.4.self_attention_res_norm.weight": SimpleNamespace(shape=(64,), format=Format.F32)}
+    check_weights(model, whole | unread)
+    whole["model.layers.4.eh_proj.weight"] = SimpleNamespace(shape=(64, 64), format=Format.F32)
+    with pytest.raises(ModelFileError, match=r"layers\.4\.eh_proj\.weight has shape \[64, 64\]; \[64, 128\] is needed"):
+        check_weights(model, whole)
+    del whole["model.layers.4.eh_proj.weight"]
+    with pytest.raises(ModelFileError, match=r"layers\.4\.eh_proj\.weight is missing"):
+        check_weights(model, whole)
+
+
+def test_a_model_without_a_draft_head_says_so():
+    llama = build_model({"architectures": ["LlamaForCausalLM"], **SMALL})
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM has no draft head"):
+        llama.record_mtp(tensors_of(llama))
+
+
+SMALL = {name: TEXT[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+SEEING = {
+    "architectures": ["KimiK3ForConditionalGeneration"],
+    "text_config": TEXT | K3,
+    "vision_config": {"patch_size": 14},
+    "media_placeholder_token_id": 7,
+}
+
+
+def test_of_a_checkpoint_that_sees_only_the_text_part_is_read():
+    model = build_model(SEEING)
+    assert all(name.startswith("language_model.") for name in model.expected_weights() | model.mtp_weights())
+    unread = ("vision_tower.pos_emb.weight", "mm_projector.post_norm.weight")
+    given = tensors_of(model) | {name: SimpleNamespace(shape=(3, 3), format=Format.F32) for name in unread}
+    check_weights(model, given)
+    with pytest.raises(ModelFileError, match=r"tensor model\.norm\.weight"):
+        check_weights(model, given | {"model.norm.weight": SimpleNamespace(shape=(64,), format=Format.F32)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"text_config": None}, ModelFileError, "text_config is None; an object is needed"),
+        ({"audio_config": {"layers": 2}}, UnsupportedModel, "audio_config"),
+        ({"tie_word_embeddings": True}, ModelFileError, "tie_word_embeddings is True; what text_config says"),
+    ],
+)
+def test_an_outer_config_that_says_more_is_refused_by_name(changes, error, words):
+    with pytest.raises(error, match=words):
+        build_model(SEEING | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "needed"),
+    [
+        ("layers.1.self_attention_res_proj.weight", (64,), r"\[1, 64\]"),
+        ("layers.3.mlp_res_norm.weight", (63,), r"\[64\]"),
+        ("output_attn_res_proj.weight", (2, 64), r"\[1, 64\]"),
+        ("layers.2.block_sparse_moe.routed_expert_up_proj.weight", (64, 64), r"\[64, 48\]"),
+        ("layers.2.block_sparse_moe.experts.0.w1.weight", (32, 64), r"\[32, 48\]"),
+        ("layers.1.self_attn.g_proj.weight", (72, 64), r"\[64, 64\]"),
+    ],
+)
+def test_a_tensor_of_k3_of_another_shape_is_refused_with_its_name_and_both_shapes(name, shape, needed):
+    model, name = model_of(**K3), f"model.{name}"
+    shown = ", ".join(map(str, shape))
+    with pytest.raises(ModelFileError, match=rf"tensor {name} has shape \[{shown}\]; {needed} is needed"):
+        check_weights(model, tensors_of(model, **{name: shape}))
