@@ -134,6 +134,10 @@ struct BoundRunner {
     if (slot < 0 || slot >= live().limits().n_slots) throw nb::value_error("slot: out of range");
     return static_cast<int32_t>(slot);
   }
+  int32_t check_snapshot(int64_t snapshot) {
+    if (snapshot < 0 || snapshot >= live().limits().n_snapshots) throw nb::value_error("snapshot: out of range");
+    return static_cast<int32_t>(snapshot);
+  }
 };
 
 nb::tuple outcome_tuple(StepOutcome&& o, int64_t width) {
@@ -425,23 +429,24 @@ void bind_runner(nb::module_& m) {
           "__init__",
           [](BoundRunner* self, Recording& recording, std::shared_ptr<KvMemory> kv, int64_t arena_bytes, Buffer logits, int64_t vocab,
              int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus, int64_t n_token_ids,
-             bool is_pooling, int64_t state_slot_bytes) {
+             bool is_pooling, int64_t state_slot_bytes, int64_t n_snapshots) {
             if (!recording.program) throw nb::value_error("StepRunner: this program is already in use");
             if (!cpus.empty() && static_cast<int32_t>(cpus.size()) != recording.program->n_threads())
               throw nb::value_error("cpus: needs one processor for each thread, or none");
             if (n_slots < 1 || max_len < 1 || max_tokens < 1 || max_rows < 1 || state_slot_bytes < 0)
               throw nb::value_error("StepRunner: a limit is below 1");
+            if (n_snapshots < 0 || (n_snapshots > 0 && state_slot_bytes == 0)) throw nb::value_error("StepRunner: no state to keep");
             KvPool pool = kv->pool;
             pool.base = kv->region.data();
             const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
             recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len, state_slot_bytes);
             auto runner = std::make_unique<StepRunner>(
-                std::move(recording.program), StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling},
-                std::move(cpus));
+                std::move(recording.program),
+                StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling, n_snapshots}, std::move(cpus));
             new (self) BoundRunner(std::move(kv), std::move(recording.weights), std::move(runner));
           },
           "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a,
-          "n_token_ids"_a, "is_pooling"_a = false, "state_slot_bytes"_a = 0)
+          "n_token_ids"_a, "is_pooling"_a = false, "state_slot_bytes"_a = 0, "n_snapshots"_a = 0)
       .def(
           "admit",
           [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params,
@@ -465,6 +470,14 @@ void bind_runner(nb::module_& m) {
             b.live().set_pages(s, first, span_of(pages));
           },
           "slot"_a, "first"_a, "pages"_a)
+      .def(
+          "save_state",
+          [](BoundRunner& b, int64_t slot, int64_t snapshot) { b.live().save_state(b.check_slot(slot), b.check_snapshot(snapshot)); },
+          "slot"_a, "snapshot"_a, "Copies the slot's recurrent state, as the steps submitted so far leave it, to a place.")
+      .def(
+          "load_state",
+          [](BoundRunner& b, int64_t slot, int64_t snapshot) { b.live().load_state(b.check_slot(slot), b.check_snapshot(snapshot)); },
+          "slot"_a, "snapshot"_a, "Copies a place to the slot's recurrent state, after the steps submitted so far and before later ones.")
       .def(
           "submit",
           [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 namespace tiercel {
 
@@ -12,7 +13,8 @@ StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std:
       tokens_(std::make_unique<Region>(limits.n_slots * limits.max_len * 4)),
       page_table_(std::make_unique<Region>(limits.n_slots * limits.pages_per_slot * 4)),
       slots_(static_cast<size_t>(limits.n_slots)),
-      team_(program_->n_threads(), std::move(cpus)) {
+      team_(program_->n_threads(), std::move(cpus)),
+      copies_(program_->states(), program_->state_slot_bytes(), limits.n_snapshots) {
   for (int32_t t = 0; t < program_->n_threads(); ++t) sampler_scratch_.emplace_back(program_->vocab(), program_->kernels()->argmax);
   const auto n_seqs = static_cast<size_t>(limits.n_slots), n_tokens = static_cast<size_t>(limits.max_tokens);
   for (Work& w : works_) {
@@ -48,6 +50,14 @@ void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_
 void StepRunner::set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages) {
   auto* row = reinterpret_cast<int32_t*>(page_table_->data()) + slot * limits_.pages_per_slot;
   std::memcpy(row + first, pages.data(), pages.size_bytes());
+}
+
+void StepRunner::ask_copy(int32_t slot, int32_t snapshot, bool is_save) {
+  {
+    std::lock_guard lock(mutex_);
+    copies_.ask({slot, snapshot, is_save, n_queued_total_});
+  }
+  queued_.notify_all();
 }
 
 const char* StepRunner::submit(const StepRequest& request) {
@@ -155,11 +165,17 @@ void StepRunner::serve() {
   team_.adopt_caller();
   for (;;) {
     Work* work = nullptr;
+    std::optional<StateCopy> copy;
     {
       std::unique_lock lock(mutex_);
-      queued_.wait(lock, [&] { return is_closing_ || n_queued_total_ > n_done_total_; });
+      queued_.wait(lock, [&] { return is_closing_ || n_queued_total_ > n_done_total_ || copies_.is_due(n_done_total_); });
       if (is_closing_) return;
+      if (copies_.is_due(n_done_total_)) copy = copies_.take_due();
       work = &works_[static_cast<size_t>(n_done_total_ % kDepth)];
+    }
+    if (copy) {
+      copies_.run(*copy, team_);
+      continue;
     }
     run(*work);
     bool is_awaited = false;

@@ -5,6 +5,7 @@ import pytest
 from tiercel.protocol.params import SamplingParams
 from tiercel.testing.fake_runner import FakeRunner, early_at_random, expected_tokens, make_limits
 from tiercel.testing.runner_kit import GREEDY, PROMPT, Driver, RunnerContract
+from tiercel.testing.state_kit import StatefulRunnerContract
 
 
 class TestLateFake(RunnerContract):
@@ -15,6 +16,35 @@ class TestLateFake(RunnerContract):
 class TestEarlyFake(RunnerContract):
     def make_runner(self):
         return FakeRunner(make_limits(), runs_early=early_at_random(3))
+
+
+STATEFUL = {"state_bytes": 8, "n_snapshots": 2, "snapshot_spacing_tokens": 8}
+
+
+class TestLateStatefulFake(StatefulRunnerContract):
+    def make_runner(self):
+        return FakeRunner(make_limits(**STATEFUL))
+
+
+class TestEarlyStatefulFake(StatefulRunnerContract):
+    def make_runner(self):
+        return FakeRunner(make_limits(**STATEFUL), runs_early=early_at_random(3))
+
+
+class TestAFakeThatKeepsNothingButAState(StatefulRunnerContract):
+    def make_runner(self):
+        return FakeRunner(make_limits(**STATEFUL, has_kv=False))
+
+
+def test_a_state_of_another_history_changes_the_tokens():
+    runner = FakeRunner(make_limits(**STATEFUL), is_strict=False)
+    driver = Driver(runner)
+    driver.admit(0, PROMPT, 16)
+    driver.admit(1, [90, 91, *PROMPT[2:]], 16)
+    driver.step((0, 0, 4), (1, 0, 4))
+    runner.save_state(1, 0)
+    runner.load_state(0, 0)
+    assert driver.step((0, 4, len(PROMPT) - 4), samples=[0]).row_token.tolist() != expected_tokens(PROMPT, 1, GREEDY)
 
 
 def test_the_pure_function_and_the_paged_one_agree():

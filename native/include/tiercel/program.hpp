@@ -283,6 +283,9 @@ class Program {
   // Columns of the rows that a step must bring along; 0: none.
   int64_t given_width() const { return given_width_; }
   size_t n_ops() const { return ops_.size(); }
+  // [slots][state_slot_bytes()]: what recurrent layers keep of each slot's sequence.
+  uint8_t* states() const { return state_->data(); }
+  int64_t state_slot_bytes() const { return state_slot_bytes_; }
   const KernelTable* kernels() const { return kernels_; }
 
   // Nanoseconds spent in each op, summed over steps since the last call, when timing is on. Read between steps only.

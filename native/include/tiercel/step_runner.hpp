@@ -18,6 +18,7 @@
 
 #include "tiercel/program.hpp"
 #include "tiercel/sampler.hpp"
+#include "tiercel/state_copies.hpp"
 
 namespace tiercel {
 
@@ -29,6 +30,7 @@ struct StepLimits {
   int64_t pages_per_slot;  // page table row length
   int64_t n_token_ids;     // ids are 0 .. n_token_ids
   bool is_pooling = false; // the program's rows are the result: they are given out, and nothing is sampled
+  int64_t n_snapshots = 0; // places for states of slots
 };
 
 // What a submitted step asks for; spans are copied.
@@ -65,6 +67,11 @@ class StepRunner {
   // n_first: tokens before a pair's second text.
   void admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_prompt, SamplerParams params, int64_t n_first = INT64_MAX);
   void set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages);
+
+  // Copy a slot's recurrent state to a place for snapshots, or back: after all steps submitted so far, before any later one.
+  // REQUIRES: both are in range. The slot may be released and admitted again meanwhile.
+  void save_state(int32_t slot, int32_t snapshot) { ask_copy(slot, snapshot, true); }
+  void load_state(int32_t slot, int32_t snapshot) { ask_copy(slot, snapshot, false); }
 
   // Returns nullptr when the step was queued, else why it does not fit the limits (and nothing changed).
   const char* submit(const StepRequest& request);
@@ -110,6 +117,7 @@ class StepRunner {
 
   int32_t* token_row(int32_t slot) { return reinterpret_cast<int32_t*>(tokens_->data()) + slot * limits_.max_len; }
   static void release_masks(Work& work);
+  void ask_copy(int32_t slot, int32_t snapshot, bool is_save);
   void serve();
   void run(Work& work);
   void gather(Work& work);
@@ -127,6 +135,7 @@ class StepRunner {
   std::mutex mutex_;
   std::condition_variable queued_, done_; // for the runner's thread, and for the caller
   std::array<Work, kDepth> works_;
+  StateCopies copies_;
   int64_t n_submitted_ = 0; // submitted and not collected; written by the caller thread
   int64_t n_queued_total_ = 0, n_done_total_ = 0, n_collected_total_ = 0;
   int64_t n_awaited_total_ = 0; // how many must have ended: the caller is not woken before

@@ -90,3 +90,7 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     row_width: int = 0  # of a pooling model's rows; 0: the model generates
     n_segments: int = 1  # kinds of text that the model tells apart
     needs_whole: bool = False  # a sequence must be computed in one step, as its tokens see later ones
+    state_bytes: int = 0  # of a sequence's recurrent state, which belongs to its slot; 0: the model has none
+    n_snapshots: int = 0  # places for states that outlive their slot
+    snapshot_spacing_tokens: int = 0  # how far apart states of one sequence are kept at most; a multiple of the page
+    has_kv: bool = True  # False: pages are only counted, as the state is all that a sequence leaves

@@ -1,5 +1,9 @@
-"""The one capacity formula: how many pages the pool gets and how long a sequence may be. Start-up, admission and logs
-all read its result, so that what is admitted always fits what was allocated.
+"""The one capacity formula: how many pages the pool gets, how many places for recurrent states, and how long a sequence
+may be. Start-up, admission and logs all read its result, so that what is admitted always fits what was allocated.
+
+Pages and snapshots share one budget of bytes. The pages of one sequence of full length come first, then a few
+snapshots; what is left is divided as a long prompt needs it: for each spacing of tokens their pages and one snapshot.
+What one kind has no use for goes to the other.
 """
 
 import msgspec
@@ -10,6 +14,13 @@ _MIB = 1 << 20
 # A quarter of what is free: the rest is for weights still to be packed, activations, and everybody else on the machine.
 _POOL_FRAC = 0.25
 _POOL_FRAC_MAX = 0.5  # for the one sequence that must fit
+# What a step of a prompt computes by default: to keep a state more often saves less than a step.
+_SPACING_MIN_TOKENS = 512
+_SPACING_WITHOUT_KV_TOKENS = 1024
+# Of one sequence beside the spaced ones: at its prompt's end, at a fork, and two by turns while it grows.
+_N_SNAPSHOTS_BESIDE = 4
+_N_SNAPSHOTS_FIRST = 8  # come before pages of a second sequence
+_SNAPSHOTS_FRAC = 8  # which part of the budget they may take where that makes the longest sequence shorter
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -21,6 +32,8 @@ class Capacity(msgspec.Struct, frozen=True):
     max_len_tokens: int
     max_num_seqs: int
     state_bytes: int = 0  # of one sequence, whatever its length; every slot has it beside the pool
+    n_snapshots: int = 0  # places for states that are found again
+    snapshot_spacing_tokens: int = 0
 
     @property
     def n_tokens(self) -> int:
@@ -49,10 +62,15 @@ class Capacity(msgspec.Struct, frozen=True):
     def _describe_state(self) -> str:
         if not self.state_bytes:
             return ""
-        total = self.max_num_seqs * self.state_bytes / _MIB
+        text = (
+            f"; recurrent state: {self.state_bytes / _MIB:,.2f} MiB a sequence, "
+            f"{self.max_num_seqs * self.state_bytes / _MIB:,.0f} MiB for {self.max_num_seqs}"
+        )
+        if not self.n_snapshots:
+            return f"{text}; prefix caching is off, as no states are kept"
         return (
-            f"; recurrent state: {self.state_bytes / _MIB:,.2f} MiB a sequence, {total:,.0f} MiB for "
-            f"{self.max_num_seqs}; prefix caching is off, as states are not kept"
+            f"{text}; {self.n_snapshots:,} snapshots of it ({self.n_snapshots * self.state_bytes / _MIB:,.0f} MiB), "
+            f"in prompts every {self.snapshot_spacing_tokens:,} tokens"
         )
 
 
@@ -66,6 +84,33 @@ def slots_for(state_bytes: int, wanted: int, available_bytes: int) -> int:
     return wanted if state_bytes == 0 else max(1, min(wanted, available_bytes // 8 // state_bytes))
 
 
+def snapshot_spacing(state_bytes: int, kv_token_bytes: int, page_size_tokens: int) -> int:
+    """Return how far apart a prompt's states are kept: where its pages take as many bytes as one state.
+
+    So snapshots at most double what a prompt takes. Not below what a step computes. A multiple of the page.
+    """
+    tokens = -(-state_bytes // kv_token_bytes) if kv_token_bytes else _SPACING_WITHOUT_KV_TOKENS
+    return pages_for(max(tokens, _SPACING_MIN_TOKENS), page_size_tokens) * page_size_tokens
+
+
+def divide(
+    budget_bytes: int, page_bytes: int, state_bytes: int, *, pages: tuple[int, int], spacing_pages: int, n_wanted: int
+) -> tuple[int, int]:
+    """Divide a budget between pages and snapshots; see the module's docstring.
+
+    `pages` are those that come first and those that there is a use for, `n_wanted` the snapshots of which that is true.
+    Returns: pages and snapshots, which the budget holds.
+    """
+    n_first, n_pages_wanted = pages
+    rest_bytes = max(budget_bytes - n_first * page_bytes, 0)
+    n_share = rest_bytes // (spacing_pages * page_bytes + state_bytes)
+    n_snapshots = min(n_wanted, max(n_share, min(_N_SNAPSHOTS_FIRST, rest_bytes // state_bytes)))
+    n_pages = n_pages_wanted
+    if page_bytes:
+        n_pages = min(n_pages_wanted, (budget_bytes - n_snapshots * state_bytes) // page_bytes)
+    return n_pages, min(n_wanted, max(budget_bytes - n_pages * page_bytes, 0) // state_bytes)
+
+
 def plan(
     *,
     kv_token_bytes: int,
@@ -76,12 +121,14 @@ def plan(
     pool_bytes: int | None,
     available_bytes: int,
     state_bytes: int = 0,
+    keeps_states: bool = False,
 ) -> Capacity:
     """Choose the pool's size and the longest sequence.
 
     `max_model_len` None means the model's own length, or the largest that fits if memory is short; -1 asks for the
     largest that fits. `pool_bytes` None means enough for `max_num_seqs` full sequences, but at most a quarter of
-    `available_bytes`. Each of `max_num_seqs` slots takes `state_bytes` of memory first.
+    `available_bytes`. Each of `max_num_seqs` slots takes `state_bytes` of memory first. With `keeps_states`, snapshots
+    share the pool's bytes.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -107,31 +154,46 @@ def plan(
     page_bytes = kv_token_bytes * page_size_tokens
     len_tokens = model_len_tokens if max_model_len in (None, -1) else max_model_len
     assert len_tokens is not None
-    if page_bytes == 0:
-        n_pages = max_num_seqs * pages_for(len_tokens, page_size_tokens)
-        return Capacity(page_size_tokens, 0, n_pages, len_tokens, max_num_seqs, state_bytes)
-    wanted = max_num_seqs * pages_for(len_tokens, page_size_tokens)
+    one = pages_for(len_tokens, page_size_tokens)
+    wanted = max_num_seqs * one
+    spacing = snapshot_spacing(state_bytes, kv_token_bytes, page_size_tokens) if state_bytes and keeps_states else 0
+    n_wanted = max_num_seqs * (len_tokens // spacing + _N_SNAPSHOTS_BESIDE) if spacing else 0
+    needed_bytes = one * page_bytes + min(n_wanted, _N_SNAPSHOTS_FIRST) * state_bytes
     if pool_bytes is not None:
-        n_pages, limit_name = min(wanted, pool_bytes // page_bytes), "kv_cache_memory_bytes"
-        if n_pages * page_bytes > available_bytes:
-            raise OutOfPages(
-                f"kv pool: kv_cache_memory_bytes={pool_bytes} makes {n_pages} pages of {page_bytes / _MIB:.2f} MiB; "
-                f"{available_bytes / _MIB:,.0f} MiB of memory are free; lower it, max_model_len or max_num_seqs"
-            )
+        budget_bytes, limit_name = pool_bytes, "kv_cache_memory_bytes"
     else:
-        one = pages_for(len_tokens, page_size_tokens)
-        quarter, half = (
-            int(available_bytes * _POOL_FRAC) // page_bytes,
-            int(available_bytes * _POOL_FRAC_MAX) // page_bytes,
+        half_bytes = int(available_bytes * _POOL_FRAC_MAX)
+        budget_bytes = max(int(available_bytes * _POOL_FRAC), min(needed_bytes, half_bytes))
+        limit_name = "half of the free memory"
+    n_first, n_snapshots = one, 0
+    if spacing:
+        if page_bytes and max_model_len in (None, -1) and needed_bytes > budget_bytes:
+            n_kept = min(_N_SNAPSHOTS_FIRST, n_wanted, budget_bytes // _SNAPSHOTS_FRAC // state_bytes)
+            n_first = min(one, (budget_bytes - n_kept * state_bytes) // page_bytes)
+        n_pages, n_snapshots = divide(
+            budget_bytes,
+            page_bytes,
+            state_bytes,
+            pages=(n_first, wanted),
+            spacing_pages=spacing // page_size_tokens,
+            n_wanted=n_wanted,
         )
-        n_pages, limit_name = min(wanted, max(quarter, min(one, half))), "half of the free memory"
+    else:
+        n_pages = min(wanted, budget_bytes // page_bytes) if page_bytes else wanted
+    used_bytes = n_pages * page_bytes + n_snapshots * state_bytes
+    if used_bytes > available_bytes:
+        raise OutOfPages(
+            f"kv pool: kv_cache_memory_bytes={pool_bytes} makes {n_pages} pages of {page_bytes / _MIB:.2f} MiB"
+            + (f" and {n_snapshots} snapshots of {state_bytes / _MIB:.2f} MiB" if n_snapshots else "")
+            + f"; {available_bytes / _MIB:,.0f} MiB of memory are free; lower it, max_model_len or max_num_seqs"
+        )
     if n_pages * page_size_tokens < len_tokens:
         if max_model_len not in (None, -1) or n_pages < 1:
             shorter = f"lower max_model_len to {n_pages * page_size_tokens} or " if n_pages else ""
             raise OutOfPages(
                 f"kv pool: {n_pages} pages of {page_bytes / _MIB:.2f} MiB fit in {limit_name}; "
-                f"one sequence of max_model_len={len_tokens} needs {pages_for(len_tokens, page_size_tokens)}; "
+                f"one sequence of max_model_len={len_tokens} needs {one}; "
                 f"{shorter}give more memory"
             )
         len_tokens = n_pages * page_size_tokens
-    return Capacity(page_size_tokens, page_bytes, min(n_pages, wanted), len_tokens, max_num_seqs, state_bytes)
+    return Capacity(page_size_tokens, page_bytes, n_pages, len_tokens, max_num_seqs, state_bytes, n_snapshots, spacing)

@@ -56,6 +56,25 @@ class Runner(Protocol):
         """
         ...
 
+    def save_state(self, slot: int, snapshot_idx: int) -> None:
+        """Copy the slot's recurrent state to a place for snapshots, as all steps submitted so far leave it.
+
+        Ordered as `submit` is: it may return before the copy is made, and the slot may be released and used again at
+        once. For models with `RunnerLimits.n_snapshots`.
+
+        Raises: ShapeError when there is no such place.
+        """
+        ...
+
+    def load_state(self, slot: int, snapshot_idx: int) -> None:
+        """Copy a saved state to an admitted slot, whose next step begins where the saved one stood.
+
+        Ordered as `submit` is, so the place may be saved into again at once.
+
+        Raises: ShapeError when there is no such place, or nothing was saved in it.
+        """
+        ...
+
     def release(self, slot: int) -> None:
         """Make the slot free."""
         ...

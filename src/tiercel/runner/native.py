@@ -107,9 +107,11 @@ class NativeRunner:
             state_slot_bytes=sum(layer.nbytes for layer in program.state_layers),
             n_token_ids=vocab_size,
             is_pooling=program.is_pooling,
+            n_snapshots=capacity.n_snapshots if program.state_layers else 0,
         )
-        # Where each slot's state stands; None for models without any.
+        # Where each slot's state stands; None for models without any. A place where nothing was saved stands at 0.
         self._next_start = [0] * capacity.max_num_seqs if program.state_layers else None
+        self._saved_at = [0] * capacity.n_snapshots if program.state_layers else []
         self._limits = RunnerLimits(
             n_slots=capacity.max_num_seqs,
             max_len_tokens=capacity.max_len_tokens,
@@ -121,6 +123,10 @@ class NativeRunner:
             row_width=program.output.width if program.is_pooling else 0,
             n_segments=min((op.w.shape[0] for op in _segments(program)), default=1),
             needs_whole=any(isinstance(op, ops.SequenceAttention) for op in program.ops),
+            state_bytes=sum(layer.nbytes for layer in program.state_layers),
+            n_snapshots=len(self._saved_at),
+            snapshot_spacing_tokens=capacity.snapshot_spacing_tokens,
+            has_kv=bool(program.kv_layers) or not program.state_layers,
         )
 
     @property
@@ -149,11 +155,35 @@ class NativeRunner:
         n_first: int | None = None,
     ) -> None:
         """See `Runner.admit`."""
+        if self._next_start is not None:
+            self._next_start[slot] = 0
         self._runner.admit(slot, array("i", token_ids), n_prompt_tokens, native_params(params, seed, stop_ids), n_first)
 
     def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
         """See `Runner.set_pages`."""
         self._runner.set_pages(slot, first_idx, array("i", page_ids))
+
+    def save_state(self, slot: int, snapshot_idx: int) -> None:
+        """See `Runner.save_state`."""
+        self._check_place(snapshot_idx)
+        assert self._next_start is not None, "runner.native: places without a state"
+        self._runner.save_state(slot, snapshot_idx)
+        self._saved_at[snapshot_idx] = self._next_start[slot]
+
+    def load_state(self, slot: int, snapshot_idx: int) -> None:
+        """See `Runner.load_state`."""
+        self._check_place(snapshot_idx)
+        if self._saved_at[snapshot_idx] == 0:
+            raise ShapeError(f"runner.load_state: nothing was saved in place {snapshot_idx}; save a state there first")
+        assert self._next_start is not None, "runner.native: places without a state"
+        self._runner.load_state(slot, snapshot_idx)
+        self._next_start[slot] = self._saved_at[snapshot_idx]
+
+    def _check_place(self, snapshot_idx: int) -> None:
+        if not 0 <= snapshot_idx < len(self._saved_at):
+            raise ShapeError(
+                f"runner: place {snapshot_idx} for a state; there are {len(self._saved_at)}; choose one of them"
+            )
 
     def release(self, slot: int) -> None:
         """See `Runner.release`. A native slot holds nothing that needs giving back."""

@@ -84,6 +84,11 @@ class _Kept:
     windows: dict[int, Floats] = field(default_factory=dict)  # of convolutions, [W - 1, C]
     states: dict[int, Floats] = field(default_factory=dict)  # of delta rules, [H, D, E]
 
+    def copied(self) -> "_Kept":
+        """Return another of the same content; arrays are replaced by a step, never written to."""
+        stores = (self.keys, self.values, self.windows, self.states)
+        return _Kept(self.n_tokens, *(dict(store) for store in stores))
+
 
 @dataclass(frozen=True, slots=True)
 class _RuleSizes:
@@ -127,6 +132,7 @@ class ReferenceExecutor:
         self._weights = weights
         self._kv_dtype = kv_dtype
         self._sequences: dict[int, _Kept] = {}
+        self._snapshots: dict[int, _Kept] = {}
         self._placement: Placement | None = None
         self.last_hidden: Floats | None = None  # of the last step, [T, E], if the program gives them out
         if isinstance(program, Lowered):
@@ -164,6 +170,19 @@ class ReferenceExecutor:
     def release(self, sequence: int) -> None:
         """Forget a sequence's keys and values."""
         del self._sequences[sequence]
+
+    def save_state(self, sequence: int, snapshot_idx: int) -> None:
+        """Copy what a sequence left, keys and values too, to a place."""
+        self._snapshots[snapshot_idx] = self._sequences[sequence].copied()
+
+    def load_state(self, sequence: int, snapshot_idx: int) -> None:
+        """Have a new sequence go on from where a saved one stood.
+
+        Raises: ShapeError: nothing was saved in that place.
+        """
+        if snapshot_idx not in self._snapshots:
+            raise ShapeError(f"runner.reference: nothing was saved in place {snapshot_idx}; save a state there first")
+        self._sequences[sequence] = self._snapshots[snapshot_idx].copied()
 
     def check(self) -> None:
         """Check the module's invariant.

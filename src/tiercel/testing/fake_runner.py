@@ -6,7 +6,8 @@ or order of steps changes the output. `expected_tokens` gives the same function 
 
 Steps are kept and run as late as the contract allows, so that a caller who touches a table that a submitted step still
 reads is found out; with `runs_early` some run at once, as they may on a real runner. With `is_strict`, reading a token
-slot that was last written for another position raises at once.
+slot that was last written for another position raises at once. With `RunnerLimits.state_bytes` the next token depends
+on the slot's recurrent state too (`fake_states`).
 """
 
 import math
@@ -27,6 +28,7 @@ from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
 from tiercel.runner.interface import N_STEPS_MAX
 from tiercel.runner.pages import check_pages
 from tiercel.sampling.reference import NOTHING_ALLOWED
+from tiercel.testing.fake_states import FakeState, FakeStates
 
 _NAN = 0  # the value of a token whose numbers overflowed, and of all after it
 
@@ -71,6 +73,8 @@ class FakeRunner:
         self._waiting: deque[StepPlan] = deque()
         self._done: deque[StepResult | None] = deque()
         self._masks: dict[int, np.ndarray] = {}  # of waiting steps
+        self._states = FakeStates(limits, is_strict=is_strict)
+        self._n_submitted = 0
         self.n_steps_run = 0
         self.is_closed = False
 
@@ -106,6 +110,20 @@ class FakeRunner:
         assert first_idx <= len(row.page_ids), f"fake: slot {slot} has no page before entry {first_idx}"
         row.page_ids[first_idx:] = page_ids
 
+    def save_state(self, slot: int, snapshot_idx: int) -> None:
+        """Have the slot's state copied to a place, once the steps submitted so far have run."""
+        self._states.ask_copy(self._n_submitted, slot, snapshot_idx, is_save=True)
+
+    def load_state(self, slot: int, snapshot_idx: int) -> None:
+        """Have a place's state copied to the slot, likewise."""
+        self._row(slot)
+        self._states.ask_copy(self._n_submitted, slot, snapshot_idx, is_save=False)
+
+    def saved_state(self, place: int) -> FakeState:
+        """Give what is saved in a place, once all that was submitted has run."""
+        assert not self._waiting, "fake: a step waits"
+        return self._states.saved(place, self._n_submitted)
+
     def release(self, slot: int) -> None:
         """Make the slot free."""
         self._row(slot)
@@ -118,6 +136,7 @@ class FakeRunner:
         assert len(self._waiting) + len(self._done) < N_STEPS_MAX, "fake: too many steps under way"
         self._check_fits(plan)
         self._waiting.append(plan)
+        self._n_submitted += 1
         self._run_some()
 
     def set_masks(self, step_id: int, masks: np.ndarray) -> None:
@@ -229,6 +248,7 @@ class FakeRunner:
 
     def _run_next(self) -> None:
         plan = self._waiting.popleft()
+        self._states.copy_before(self.n_steps_run)
         self.n_steps_run += 1
         self._done.append(None if plan.step_id in self.fail_steps else self._run(plan))
         self._masks.pop(plan.step_id, None)
@@ -286,8 +306,9 @@ class FakeRunner:
         assert whole, f"fake: {n} of {row.n_prompt} tokens of a text that must be computed whole"
         size = self._limits.page_size_tokens
         history = blake2b(digest_size=8)
-        has_nan = False
-        for position in range(start):
+        state = self._states.begin(int(plan.seq_slot[s]), start) if self._limits.state_bytes else None
+        has_nan = state is not None and state.has_nan
+        for position in range(start) if self._limits.has_kv else ():
             page, offset = row.page_ids[position // size], position % size
             stored = int(self._positions[page, offset])
             assert not self._is_strict or stored == position, f"fake: read position {position}, found {stored}"
@@ -299,10 +320,14 @@ class FakeRunner:
             assert token is not None or not self._is_strict, f"fake: token {position} is not there yet"
             has_nan |= token is not None and token == self._nan_token_id
             value = _NAN if has_nan else _value(history, token or 0)
+            if state is not None and not has_nan:
+                value = self._value_of(state, history, token or 0)
             page, offset = row.page_ids[position // size], position % size
             self.values[page, offset] = value
             self._positions[page, offset] = position
             history.update(np.uint64(value).tobytes())
+            if state is not None:
+                state.add(np.uint64(value).tobytes(), is_nan=has_nan)
             is_last = position == start + n - 1
             if self._limits.row_width:
                 if plan.seq_scores[s] or (is_last and plan.seq_samples[s]):
@@ -325,6 +350,13 @@ class FakeRunner:
                 )
                 rows.append((s, position, -1 if has_nan else following or 0, value))
         return rows
+
+    def _value_of(self, state: FakeState, history: "blake2b", token: int) -> int:
+        """Give what a token leaves: what it leaves without a state, if that has seen the same as the pages hold."""
+        value = _value(state.history, token)
+        if self._limits.has_kv and state.history.digest() != history.digest():
+            value ^= _value(history, token)
+        return value or 1
 
 
 def fake_row(value: int, width: int) -> list[float]:

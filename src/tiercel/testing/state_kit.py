@@ -1,0 +1,101 @@
+"""What a runner of a model with recurrent state must do beside `runner_kit`: subclass `StatefulRunnerContract`.
+
+`make_runner` must give at least 2 places for snapshots, beside what `RunnerContract` asks.
+"""
+
+from collections.abc import Callable
+
+from tiercel.base.errors import ShapeError
+from tiercel.testing.runner_kit import OTHER, PROMPT, Driver, RunnerContract
+
+
+class StatefulRunnerContract(RunnerContract):
+    """The tests."""
+
+    def _prompt(self) -> tuple[list[int], int]:
+        """Give a prompt of a page and three tokens, and the page's size."""
+        size = self.make_runner().limits.page_size_tokens
+        return (PROMPT * size)[: size + 3], size
+
+    def test_a_hit_gives_the_tokens_of_a_miss(self) -> None:
+        """A second sequence goes on from the first one's state and page, though no step has been waited for."""
+        prompt, size = self._prompt()
+        want = self._alone(prompt, 2)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, prompt, len(prompt) + 2)
+        driver.submit((0, 0, size))
+        runner.save_state(0, 1)
+        driver.admit(1, prompt, len(prompt) + 2, shared=driver.page_ids[0][:1])
+        runner.load_state(1, 1)
+        driver.submit((0, size, 3), (1, size, 3), samples=[0, 1])
+        runner.collect()
+        assert runner.collect().row_token.tolist() == want[:1] * 2
+        again = driver.step((1, len(prompt), 1), (0, len(prompt), 1), samples=[0, 1])
+        assert again.row_token.tolist() == want[1:] * 2
+        runner.close()
+
+    def test_a_saved_state_outlives_its_slot(self) -> None:
+        """The slot goes on, ends, and is another sequence's."""
+        prompt, size = self._prompt()
+        want, want_other = self._alone(prompt, 2), self._alone(OTHER, 2)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, prompt, len(prompt) + 2)
+        driver.step((0, 0, size))
+        page = driver.page_ids[0][:1]
+        runner.save_state(0, 0)
+        driver.step((0, size, 3), samples=[0])
+        runner.release(0)
+        driver.admit(0, OTHER, 8)
+        assert driver.generate(0, len(OTHER), 2) == want_other
+        runner.release(0)
+        driver.admit(0, prompt, len(prompt) + 2, shared=page)
+        runner.load_state(0, 0)
+        got = driver.step((0, size, 3), samples=[0]).row_token.tolist()
+        assert got + driver.step((0, len(prompt), 1), samples=[0]).row_token.tolist() == want
+        runner.close()
+
+    def test_a_place_may_be_saved_into_again_while_a_load_of_it_is_under_way(self) -> None:
+        """Each load gives what was saved last before it."""
+        prompt, size = self._prompt()
+        other = [(token + 1) % 30 for token in prompt]
+        want, want_other = self._alone(prompt, 1), self._alone(other, 1)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, prompt, len(prompt) + 1)
+        driver.admit(1, other, len(prompt) + 1)
+        for slot in (0, 1):
+            driver.submit((slot, 0, size))
+        runner.save_state(0, 0)
+        driver.admit(2, prompt, len(prompt) + 1, shared=driver.page_ids[0][:1])
+        runner.load_state(2, 0)
+        runner.save_state(1, 0)
+        driver.submit((2, size, 3), samples=[2])
+        for _ in range(2):
+            runner.collect()
+        assert runner.collect().row_token.tolist() == want
+        runner.release(2)
+        driver.admit(2, other, len(prompt) + 1, shared=driver.page_ids[1][:1])
+        runner.load_state(2, 0)
+        assert driver.step((2, size, 3), samples=[2]).row_token.tolist() == want_other
+        runner.close()
+
+    def test_a_place_that_is_none_or_holds_nothing_is_refused(self) -> None:
+        """And the runner goes on."""
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        for work in (runner.save_state, runner.load_state):
+            for place in (-1, runner.limits.n_snapshots):
+                self._assert_refused(lambda work=work, place=place: work(0, place))  # type: ignore[misc]
+        self._assert_refused(lambda: runner.load_state(0, 0))
+        assert driver.generate(0, len(PROMPT), 1) == self._alone(PROMPT, 1)
+        runner.close()
+
+    def _assert_refused(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ShapeError:
+            return
+        raise AssertionError("it was accepted")
