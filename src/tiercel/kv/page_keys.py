@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
+PageKey = bytes
+
 # Part of every root: raise it when the meaning of a page's bytes changes.
 PAGE_FORMAT_VERSION = 1
 

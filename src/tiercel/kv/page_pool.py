@@ -23,8 +23,7 @@ page, so that a page table only ever grows at its end.
 from collections.abc import Callable, Iterable, Sequence
 
 from tiercel.base.errors import ConfigError
-
-PageKey = bytes
+from tiercel.kv.page_keys import PageKey
 
 
 class PagePool:
