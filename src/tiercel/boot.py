@@ -105,9 +105,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_prefix_caching(self) -> bool:
-        """Whether computed beginnings of prompts are used again: as the options say, or where the model can."""
-        wanted = self.options.enable_prefix_caching
-        return not self.info.state_layers if wanted is None else wanted
+        """Whether computed beginnings of prompts are used again: unless the options say no, or states have no room."""
+        has_room = not self.info.state_layers or self.capacity.n_snapshots > 0
+        return self.options.enable_prefix_caching is not False and has_room
 
     @property
     def is_float32_compute(self) -> bool:
@@ -180,11 +180,6 @@ def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint
     checkpoint = checkpoint.fitted(model.expected_weights(), model.other_shapes)
     check_weights(model, checkpoint.tensors)
     _check_dtype(options.dtype, checkpoint, model.expected_weights())
-    if options.enable_prefix_caching and model.info.state_layers:
-        raise ConfigError(
-            f"enable_prefix_caching: {model.info.architecture} has layers with recurrent state, which is not kept for "
-            "other requests; leave the option out"
-        )
     info, pooling = _pooling_of(model, files)
     capacity = _capacity(options, info)
     program = _record(options, checkpoint, model, capacity.max_len_tokens)
@@ -238,7 +233,7 @@ def _capacity(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
         )
     available = machine.available_bytes()
     usual = min(_MAX_NUM_SEQS, options.max_num_batched_tokens)
-    return sizing.plan(
+    capacity = sizing.plan(
         kv_token_bytes=info.kv_bytes_per_token(_kv_dtype(options)),
         page_size_tokens=options.block_size,
         model_len_tokens=info.max_len_tokens,
@@ -247,7 +242,15 @@ def _capacity(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
         pool_bytes=options.kv_cache_memory_bytes,
         available_bytes=available,
         state_bytes=info.state_bytes,
+        keeps_states=options.enable_prefix_caching is not False,
     )
+    if options.enable_prefix_caching and info.state_bytes and not capacity.n_snapshots:
+        raise OutOfPages(
+            f"enable_prefix_caching: {info.architecture} needs room for a recurrent state of "
+            f"{info.state_bytes / (1 << 20):,.2f} MiB, and pages leave none; raise kv_cache_memory_bytes, lower "
+            "max_model_len or leave the option out"
+        )
+    return capacity
 
 
 def _record(options: EngineOptions, checkpoint: "Checkpoint", model: "Model", max_len_tokens: int) -> "Program":

@@ -26,7 +26,8 @@ from tiercel.runner.capacity import Capacity
 from tiercel.runner.native import NativeSettings
 from tiercel.testing.fill import tiny_checkpoint
 from tiercel.testing.native import float_tensors, one_sequence, sized_runner
-from tiercel.testing.runner_kit import RunnerContract
+from tiercel.testing.runner_kit import PROMPT, Driver, RunnerContract
+from tiercel.testing.state_kit import StatefulRunnerContract
 
 FIXTURES = Path(__file__).parent.parent / "model/fixtures"
 MODELS = [
@@ -39,6 +40,7 @@ MODELS = [
     ("deepseek_v3_experts", Format.Q8_0, "float16"),
     ("qwen3_5_linear_last_tied", Format.F32, "float32"),
     ("qwen3_5_moe", Format.Q4_0, "float16"),
+    ("qwen3_next", Format.Q8_0, "float32"),
     ("gpt_oss", Format.Q8_0, "float16"),
 ]
 VOCAB = 128
@@ -63,8 +65,6 @@ class Session(Bench):
 
     def __init__(self, model, *, runner=None, **config):
         n_tokens = config.setdefault("max_num_batched_tokens", 64)
-        if model.has_state:  # as `boot` decides
-            config["enable_prefix_caching"] = False
         super().__init__(runner=model.runner(n_step_tokens=n_tokens, **(runner or {})), **config)
         self.logprobs, self.prompt_logprobs, self.n_preemptions = {}, {}, 0
 
@@ -117,10 +117,13 @@ class TinyModel:
     def __repr__(self):
         return self.name
 
-    def runner(self, *, n_slots=4, max_len=MAX_LEN, page_size=16, n_pages=None, n_step_tokens=64, n_threads=1):
+    def runner(self, *, page_size=16, n_pages=None, n_step_tokens=64, n_threads=1, **sizes):
+        n_slots, max_len = sizes.get("n_slots", 4), sizes.get("max_len", MAX_LEN)
+        n_snapshots, spacing = sizes.get("n_snapshots", 24), sizes.get("spacing", page_size)
         pages = n_slots * -(-max_len // page_size) if n_pages is None else n_pages
         settings = NativeSettings(n_step_tokens, n_step_tokens, self.kv_dtype, n_threads)
-        return sized_runner(self.program, self.tensors, Capacity(page_size, 1, pages, max_len, n_slots), settings)
+        capacity = Capacity(page_size, 1, pages, max_len, n_slots, 0, n_snapshots, spacing)
+        return sized_runner(self.program, self.tensors, capacity, settings)
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda m: m[0])
@@ -173,6 +176,8 @@ runners = st.fixed_dictionaries(
         "page_size": st.sampled_from([16, 32]),
         "n_threads": st.sampled_from([1, 2]),
         "pool_tokens": st.sampled_from([128, 160, 512]),
+        "n_snapshots": st.sampled_from([1, 2, 4, 24]),
+        "spacing": st.sampled_from([32, 64, 128]),
     }
 )
 
@@ -200,18 +205,9 @@ def test_whatever_the_engine_does_a_request_gets_its_own_bits(model, requests, g
     assert got == [alone(model, ask) for ask in requests]
 
 
-@pytest.fixture
-def caching(model):
-    """A model whose computed prompts can be used again."""
-    if model.has_state:
-        pytest.skip("states are not kept for other requests")
-    return model
-
-
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_hit_gives_the_bits_of_a_miss(caching, size, is_async):
-    model = caching
+def test_a_hit_gives_the_bits_of_a_miss(model, size, is_async):
     first = Ask(words(80), SAMPLED)
     again = [first, Ask(words(80), GREEDY), Ask(words(80)[:64], SAMPLED), Ask(words(80)[:70] + words(9, 5), PENALISED)]
     session = Session(model, runner={"page_size": size}, async_scheduling=is_async)
@@ -230,9 +226,8 @@ def test_a_hit_gives_the_bits_of_a_miss(caching, size, is_async):
     session.end()
 
 
-def test_a_hit_on_generated_tokens_gives_the_bits_of_a_miss(caching):
+def test_a_hit_on_generated_tokens_gives_the_bits_of_a_miss(model):
     """A second turn: the prompt is an earlier prompt with its answer."""
-    model = caching
     first = Ask(words(20), GREEDY | {"max_tokens": 40})
     session = Session(model)
     session.ask("first", first)
@@ -317,7 +312,6 @@ def test_a_seed_makes_the_tokens_and_another_makes_others(model):
 
 def make_client(model, *, n_threads=2, **config):
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "check_each_step": True}
-    sizes |= {"enable_prefix_caching": False} if model.has_state else {}
     core = EngineCore(model.runner(n_threads=n_threads), EngineConfig(**(sizes | config)))
     client = EngineClient(core, weights_digest="w", kv_dtype=model.kv_dtype, eos_ids=())
     core.start()
@@ -415,3 +409,30 @@ class TestTheNativeRunnerKeepsTheContract(RunnerContract):
 
     def make_runner(self):
         return self.model.runner(n_slots=3, max_len=64, n_step_tokens=24, n_threads=2)
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    return TinyModel("qwen3_5", Format.Q8_0, "float16")
+
+
+class TestTheNativeRunnerKeepsStates(StatefulRunnerContract):
+    """On a model that has them."""
+
+    @pytest.fixture(autouse=True)
+    def take_model(self, hybrid):
+        self.model = hybrid
+
+    def make_runner(self):
+        return self.model.runner(n_slots=3, max_len=64, n_step_tokens=24, n_threads=2, n_snapshots=2)
+
+    def test_a_slot_that_is_admitted_again_stands_nowhere(self):
+        """Though its last owner stood just where the new one would like to begin."""
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        driver.step((0, 0, len(PROMPT)))
+        driver.admit(0, PROMPT * 2, 32)
+        with pytest.raises(ShapeError, match="slot 0 starts at 11; its recurrent state stands at 0"):
+            driver.step((0, len(PROMPT), 3))
+        runner.close()

@@ -4,7 +4,9 @@
 """
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
+import numpy as np
 import pytest
 from engine_kit import Bench, LetterTokenizer
 from hypothesis import given, settings
@@ -63,8 +65,16 @@ class Setting:
     early: int | None
     has_eos: bool
     compute_ns: int  # of a step, as the runner tells it: with short ones the engine runs ahead
+    n_snapshots: int | None  # None: no recurrent state
+    spacing_pages: int
+    has_kv: bool  # beside a state
 
 
+states = {
+    "n_snapshots": st.sampled_from([None, 0, 1, 2, 3, 4, 6, 30]),
+    "spacing_pages": st.sampled_from([1, 2, 3, 50]),
+    "has_kv": st.sampled_from([True, True, False]),
+}
 setups = st.builds(
     Setting,
     n_pages=st.integers(9, 20),
@@ -80,6 +90,7 @@ setups = st.builds(
     early=st.none() | st.integers(0, 99),
     has_eos=st.booleans(),
     compute_ns=st.sampled_from([0, 1_000_000, 2_500_000, 4_000_000]),
+    **states,
 )
 
 # Room for all, so that nothing waits and the engine runs ahead.
@@ -98,6 +109,7 @@ roomy_setups = st.builds(
     early=st.none() | st.integers(0, 99),
     has_eos=st.booleans(),
     compute_ns=st.sampled_from([1_000_000, 2_500_000, 4_000_000]),
+    **states,
 )
 
 
@@ -108,6 +120,10 @@ def make_bench(setup, **runner_options):
         page_size_tokens=setup.page_size,
         max_logits_rows=setup.rows,
         max_step_tokens=32,
+        state_bytes=0 if setup.n_snapshots is None else 1000,
+        n_snapshots=setup.n_snapshots or 0,
+        snapshot_spacing_tokens=setup.spacing_pages * setup.page_size,
+        has_kv=setup.has_kv or setup.n_snapshots is None,
     )
     if setup.early is not None:
         runner_options["runs_early"] = early_at_random(setup.early)
@@ -173,20 +189,24 @@ def assert_right(bench, setup, sent):
             assert [entry.token_id for entry in scored] == prompt[1:]
 
 
-def assert_cached_pages_hold_what_their_keys_say(bench, sent):
+def assert_what_is_cached_is_what_its_keys_say(bench, sent):
     """No key names a page that anything else was written to, stale rows included."""
     pool, size = bench.scheduler.pool, bench.runner.limits.page_size_tokens
-    content = {}
+    content, after = {}, {}
     for name, (prompt, _, _, event) in sent.items():
         tokens = prompt + bench.tokens.get(name, [])
         root = root_key("w", "f16", size, salt="x" if event.is_salted else None)
         values = expected_values(tokens)
         for i, key in enumerate(extend(root, tokens, size)):
             content[key] = values[i * size : (i + 1) * size]
-    for page in range(pool.n_pages):
+            after[key] = blake2b(np.array(values[: (i + 1) * size], np.uint64).tobytes(), digest_size=8).digest()
+    for page in range(pool.n_pages if bench.runner.limits.has_kv else 0):
         key = pool.key_of(page)
         if key is not None:
             assert bench.runner.values[page].tolist() == content[key]
+    states = bench.scheduler.states
+    for key, snapshot in states.store._kept.items() if states is not None else ():
+        assert bench.runner.saved_state(snapshot.place_idx).history.digest() == after[key]
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
@@ -196,7 +216,7 @@ def test_every_request_ends_with_the_tokens_it_gets_alone(setup, trace):
     sent = play(bench, setup, trace)
     bench.assert_idle()
     assert_right(bench, setup, sent)
-    assert_cached_pages_hold_what_their_keys_say(bench, sent)
+    assert_what_is_cached_is_what_its_keys_say(bench, sent)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -206,7 +226,7 @@ def test_failing_steps_harm_only_their_own_sequences(setup, trace, fail_steps):
     sent = play(bench, setup, trace)
     bench.assert_idle()
     assert_right(bench, setup, sent)
-    assert_cached_pages_hold_what_their_keys_say(bench, sent)
+    assert_what_is_cached_is_what_its_keys_say(bench, sent)
     failed = {name for name, final in bench.finals.items() if final.error is not None}
     assert len(failed) <= len(fail_steps) * min(setup.max_num_seqs, setup.n_slots)
 
@@ -234,7 +254,7 @@ def test_running_ahead_changes_no_token_and_loses_nothing(setup, trace, fail_ste
     sent = play(bench, setup, [replace(event, max_tokens=3 * event.max_tokens) for event in trace])
     bench.assert_idle()
     assert_right(bench, setup, sent)
-    assert_cached_pages_hold_what_their_keys_say(bench, sent)
+    assert_what_is_cached_is_what_its_keys_say(bench, sent)
 
 
 FORMS = [{"regex": "[a-c]+x?"}, {"choice": ["one", "other"]}, {"regex": "[ -~]{2,5}"}, None]

@@ -9,7 +9,7 @@ from tiercel import LLM, SamplingParams
 from tiercel.api.http.app import make_app
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.settings import ServerSettings
-from tiercel.base.errors import ConfigError, OutOfPages
+from tiercel.base.errors import OutOfPages
 from tiercel.testing.tiny_model import write_tiny_model
 
 SMALL = {"threads": 2, "max_num_seqs": 3, "max_num_batched_tokens": 48, "max_model_len": 128}
@@ -54,7 +54,25 @@ def test_more_requests_than_slots_get_what_each_gets_alone(folder, alone):
     with LLM(str(folder), **SMALL) as llm:
         for _ in range(2):
             assert answers(llm, PROMPTS) == alone
-        assert llm.client.snapshot.n_total_prefix_hits_tokens == 0
+
+
+def test_turns_of_a_chat_go_on_from_kept_states_and_get_what_they_get_without(folder):
+    def turns(llm):
+        prompt, found = PROMPTS[0], []
+        for i in range(3):
+            found += answers(llm, [prompt, prompt])  # the second time as a request that is sent again
+            prompt = prompt + found[-1][0] + PROMPTS[i + 1][:3]
+        return found, llm.client.snapshot
+
+    small = SMALL | {"max_model_len": 256}
+    with LLM(str(folder), **small) as kept, LLM(str(folder), **small, enable_prefix_caching=False) as plain:
+        (got, now), (want, never) = turns(kept), turns(plain)
+    assert got == want
+    assert (never.n_total_prefix_hits_tokens, never.n_snapshots) == (0, 0)
+    # Of each turn's two requests the second finds the prompt's last whole page; from the second turn on, so does the
+    # first of the turn before. Prompts are 40, 67 and 94 tokens long.
+    assert now.n_total_prefix_hits_tokens == 32 + (48 + 64) + (80 + 80)
+    assert now.n_total_snapshots_hit == 5
 
 
 def test_preempted_requests_get_what_each_gets_alone(folder, alone):
@@ -97,16 +115,23 @@ async def test_the_server_answers_and_refuses_images(folder):
         app.service.close()
 
 
-def test_prefix_caching_that_is_asked_for_is_refused_with_the_reason(folder):
-    with pytest.raises(ConfigError, match=r"enable_prefix_caching: .* recurrent state"):
-        LLM(str(folder), **SMALL, enable_prefix_caching=True)
+def test_prefix_caching_that_is_asked_for_without_room_is_refused_with_the_reason(folder):
+    with pytest.raises(OutOfPages, match=r"enable_prefix_caching: .* recurrent state .* raise kv_cache_memory_bytes"):
+        LLM(str(folder), **SMALL, kv_cache_memory_bytes=9 * 4096, enable_prefix_caching=True)
 
 
-def test_start_says_what_states_take_and_that_prompts_are_not_cached(folder):
+def test_start_says_what_states_take_and_how_many_are_kept(folder):
     with LLM(str(folder), **SMALL) as llm:
         plan = llm.engine.plan
         assert plan.capacity.state_bytes == plan.info.state_bytes > 0
-        assert "MiB for 3; prefix caching is off" in plan.capacity.describe()
+        assert "MiB for 3; 12 snapshots of it (0 MiB), in prompts every 512 tokens" in plan.capacity.describe()
+        assert llm.client.core.config.enable_prefix_caching
+
+
+@pytest.mark.parametrize("change", [{"enable_prefix_caching": False}, {"kv_cache_memory_bytes": 9 * 4096}])
+def test_start_says_that_prompts_are_not_cached(folder, change):
+    with LLM(str(folder), **SMALL | change) as llm:
+        assert "MiB for 3; prefix caching is off, as no states are kept" in llm.engine.plan.capacity.describe()
         assert not llm.client.core.config.enable_prefix_caching
 
 

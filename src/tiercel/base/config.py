@@ -200,7 +200,7 @@ class EngineOptions:
         group="cache",
         is_common=True,
         env=(("VLLM_CPU_KVCACHE_SPACE", _parse_gib),),
-        help="memory for cached keys and values, as in 2GiB",
+        help="memory for cached keys and values, and kept recurrent states, as in 2GiB",
         why="enough for max_num_seqs full requests, at most a quarter of the free memory",
     )
     block_size: int = option(
@@ -217,7 +217,7 @@ class EngineOptions:
         parse=None,
         group="cache",
         help="reuse the computed beginning of earlier prompts",
-        why="on where the model can, as a hit is bitwise the same as computing; off with recurrent state",
+        why="on, as a hit is bitwise the same as computing; off where recurrent states do not fit beside the pages",
     )
     max_num_seqs: int | None = option(
         None,

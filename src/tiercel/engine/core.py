@@ -239,7 +239,7 @@ class EngineCore:
         from tiercel.kv.tiers.manager import PageTiers
 
         group = self._runner.page_group
-        if group is None or not self.config.enable_prefix_caching or self.limits.needs_whole:
+        if group is None or not self._scheduler.is_caching:
             raise ConfigError(
                 "kv_tiers: this model's pages are not used for other requests, as it keeps nothing in them or prefix "
                 "caching is off; leave kv_tiers out"
@@ -327,7 +327,7 @@ class EngineCore:
     def _do_reset(self, done: "Future[bool]") -> None:
         if self._tiers is not None and not self._scheduler.running and not self._scheduler.waiting:
             self._tiers.reset()
-        done.set_result(self._scheduler.pool.reset_cached())
+        done.set_result(self._scheduler.reset_cached())
 
     def _do_hear_tiers(self) -> None:
         """Begin a round, in which tiers are polled and sequences ask them again."""
@@ -356,7 +356,11 @@ class EngineCore:
                 runner.set_pages(s.slot, 0, s.page_ids)
             for slot, first_idx, page_ids in step.page_writes:
                 runner.set_pages(slot, first_idx, page_ids)
+            for s, snapshot in step.loads:
+                runner.load_state(s.slot, snapshot.place_idx)
             runner.submit(step.to_plan())
+            for save in step.saves:
+                runner.save_state(save.slot, save.snapshot.place_idx)
         except TiercelError as error:
             self._not_submitted[step] = error  # it fails in its turn, so that fences open in order
         if len(self._in_flight) == 1:
@@ -426,7 +430,7 @@ class EngineCore:
                 result = self._runner.collect()
             except TiercelError as failure:
                 error = failure
-        self._scheduler.collected(step)
+        self._scheduler.collected(step, is_failed=result is None)
         if self._tiers is not None:
             self._tiers.collected(step.step_id)
         now_s = self.clock()
@@ -668,6 +672,7 @@ class EngineCore:
             scheduler.n_tokens_lost,
             totals["stale"],
             self._tell_tiers(),
+            *(scheduler.states.counts() if scheduler.states is not None else ()),
         )
 
     def _tell_tiers(self) -> "tuple[TierSnapshot, ...]":

@@ -26,6 +26,8 @@ from tiercel.protocol.params import SamplingParams
 if TYPE_CHECKING:
     import numpy as np
 
+    from tiercel.engine.states import Stop
+    from tiercel.kv.snapshots import Snapshot
     from tiercel.kv.tiers.promotion import Ask
     from tiercel.protocol.tiers import TierWishes
     from tiercel.sampling.budget_constraint import BudgetConstraint
@@ -133,6 +135,11 @@ class Sequence(msgspec.Struct, eq=False):
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    is_spoilt: bool = False  # what was computed of it must not be found by others
+    # Of a model with recurrent state; `engine.states` writes them.
+    stops: "list[Stop]" = msgspec.field(default_factory=list)  # where chunks end, the nearest last
+    saved_at: int = 0  # tokens before its newest state that stays
+    newest_states: "list[Snapshot]" = msgspec.field(default_factory=list)  # those that give way, the newest last
 
     @classmethod
     def from_new(cls, new: NewSequence, *, arrival_idx: int, by_priority: bool, vocab_size: int) -> "Sequence":

@@ -44,8 +44,10 @@ from msgspec import Struct, field
 
 from tiercel.engine.config import EngineConfig
 from tiercel.engine.request import Sequence, State
+from tiercel.engine.states import PlannedSave, StateKeeper
 from tiercel.engine.tiers import ask_of
 from tiercel.kv.page_pool import PagePool
+from tiercel.kv.snapshots import Snapshot
 from tiercel.protocol.step import Bools, RunnerLimits, StepPlan
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class PlannedStep(Struct, eq=False):
     keys_set: list[bytes] = field(default_factory=list)
     hits: list[tuple[Sequence, list[bytes]]] = field(default_factory=list)  # admitted sequences and the keys they found
     discarded: set[Sequence] = field(default_factory=set)  # their rows are not to be believed
+    loads: list[tuple[Sequence, Snapshot]] = field(default_factory=list)  # states that admitted sequences go on from
+    saves: list[PlannedSave] = field(default_factory=list)  # what is saved behind it
     n_logprobs: int | None = None
     n_rows: int = 0
     has_scores: bool = False
@@ -139,7 +143,10 @@ class Scheduler:
         self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens)
         self._chunk_tokens_max = config.long_prefill_token_threshold
         # Where a token sees later ones, nothing of a text can be had without all of it.
-        self._is_caching = config.enable_prefix_caching and not limits.needs_whole
+        # A state that is not kept is as good as none of the pages before it.
+        can_cache = not limits.needs_whole and (limits.state_bytes == 0 or limits.n_snapshots > 0)
+        self._is_caching = config.enable_prefix_caching and can_cache
+        self.states = StateKeeper(limits) if self._is_caching and limits.state_bytes else None
         self._free_slots = list(range(limits.n_slots - 1, -1, -1))
         self._held_slots: list[tuple[int, int]] = []  # (last step that names it, slot)
         self._released_slots: list[int] = []  # free, and the runner does not know yet
@@ -152,6 +159,11 @@ class Scheduler:
     def collected_id(self) -> int:
         """The last step that has ended."""
         return self._collected_id
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether what is computed may be found again."""
+        return self._is_caching
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence into the queue.
@@ -179,12 +191,16 @@ class Scheduler:
                 if sequence.n_computed >= sequence.key_next_at and len(sequence.token_ids) >= sequence.key_next_at:
                     n_known = min(sequence.n_computed, len(sequence.token_ids))
                     step.keys_set += self._set_keys(sequence, n_known, step.step_id)
+            if self.states is not None:
+                self.states.plan_saves(step)
         return step
 
-    def collected(self, step: PlannedStep) -> None:
+    def collected(self, step: PlannedStep, *, is_failed: bool = False) -> None:
         """Note that a step has ended, well or not: slots that only it and older ones named are free."""
         assert step.step_id == self._collected_id + 1, "engine.scheduler: steps are collected in order"
         self._collected_id = step.step_id
+        if self.states is not None and (step.saves or step.loads):
+            self.states.collected(step, is_failed=is_failed)
         if self._held_slots:
             self._released_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
             self._free_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
@@ -211,16 +227,22 @@ class Scheduler:
         elif sequence.state in (State.WAITING, State.LOADING):
             self._unqueue(sequence)
         if is_spoilt:
+            sequence.is_spoilt = True
             for key in sequence.page_keys.extend(sequence.token_ids):
                 self.pool.forget(key)
+                if self.states is not None:
+                    self.states.store.forget(key)
         sequence.state = State.FINISHED
 
     def fail(self, step: PlannedStep, later: list[PlannedStep]) -> None:
         """Undo what a failed step left behind. Its sequences must then be finished by the caller.
 
         Keys set since its plan may name pages that were never written. Sequences of `later` steps, still running, that
-        found one of them read garbage: their rows are discarded and they are computed again.
+        found one of them read garbage: their rows are discarded and they are computed again. What later steps save of
+        the failed one's sequences is discarded too.
         """
+        for planned in later:
+            planned.discarded.update(step.sequences)
         doubtful = {key for planned in (step, *later) for key in planned.keys_set}
         for key in doubtful:
             self.pool.forget(key)
@@ -284,8 +306,17 @@ class Scheduler:
         sequence.state = State.WAITING
         self.add(sequence)
 
+    def reset_cached(self) -> bool:
+        """Forget what is cached. False, and no change, while a sequence runs."""
+        is_reset = self.pool.reset_cached()
+        if is_reset and self.states is not None:
+            self.states.reset()
+        return is_reset
+
     def _leave(self, sequence: Sequence) -> None:
         del self.running[sequence]
+        if self.states is not None:
+            self.states.leave(sequence)
         self.pool.release(sequence.page_ids)
         sequence.page_ids = []
         sequence.n_room = sequence.n_computed = 0
@@ -322,6 +353,8 @@ class Scheduler:
             n = n if n == n_missing else 0
         elif self._chunk_tokens_max and len(self.running) + len(self.waiting) > 1:
             n = min(n, self._chunk_tokens_max)
+        if self.states is not None and n > 0:
+            n = self.states.cut(sequence, n)
         if sequence.pools is not None:
             # A pooling runner has a row for each token of a step.
             if n > 0:
@@ -363,19 +396,39 @@ class Scheduler:
                 if keys[len(hit_ids)] in coming:
                     i, n_passed = i + 1, n_passed + 1
                     continue
-                if self.tiers is not None and self._must_load(sequence, keys, hit_ids):
-                    i, n_passed = i + 1, n_passed + 1
-                    continue
-            if not self._start(sequence, hit_ids):
+            if self._must_wait(sequence, keys, hit_ids):
+                i, n_passed = i + 1, n_passed + 1
+                continue
+            found = None if self.states is None else self.states.longest(keys, len(hit_ids))
+            n_hits = len(hit_ids)
+            if self.states is not None:
+                n_hits = 0 if found is None else found.n_tokens // self._page_size
+            if not self._start(sequence, hit_ids[:n_hits], n_hits * self._page_size):
                 return
+            if self.states is not None:
+                self.states.begin(sequence, len(hit_ids))
+                if found is not None:
+                    self.states.store.pin(found)
+                    step.loads.append((sequence, found))
             del self.waiting[i]
-            self._tell_tiers(sequence, hit_ids)
-            self._count_admission(sequence, len(hit_ids) * self._page_size, now_s)
+            self._tell_tiers(sequence, hit_ids[:n_hits])
+            self._count_admission(sequence, n_hits * self._page_size, now_s)
             step.admitted.append(sequence)
-            step.hits.append((sequence, keys[: len(hit_ids)]))
+            step.hits.append((sequence, keys[:n_hits]))
             n_left -= self._plan_chunk(step, sequence, n_left, n_rows_kept=0)
             if coming is not None:
                 coming.update(self._keys_coming(sequence))
+
+    def _must_wait(self, sequence: Sequence, keys: list[bytes], hit_ids: list[int]) -> bool:
+        """Say whether more of it will be found later: a state that is on its way, or pages that a tier has."""
+        n_useful = len(keys)
+        if self.states is not None:
+            if self.states.is_awaited(keys, self.states.longest(keys, len(hit_ids))):
+                return True
+            n_useful = self.states.reach(keys)
+        if self.tiers is None or n_useful <= len(hit_ids):
+            return False
+        return self._must_load(sequence, keys[:n_useful], hit_ids)
 
     def _still_loads(self, sequence: Sequence) -> bool:
         if self.tiers is not None and sequence.ask is not None and self.tiers.still_waits(sequence.ask):
@@ -412,8 +465,11 @@ class Scheduler:
         first = sequence.key_next_at // self._page_size - 1
         return sequence.page_keys.extend(sequence.token_ids)[first:n_full] if n_full > first else []
 
-    def _start(self, sequence: Sequence, hit_ids: list[int]) -> bool:
-        """Give a slot and pages to a waiting sequence, or return False, and no change, when they do not suffice."""
+    def _start(self, sequence: Sequence, hit_ids: list[int], n_computed: int) -> bool:
+        """Give a slot and pages to a waiting sequence, or return False, and no change, when they do not suffice.
+
+        `n_computed` tokens need not be computed: those of `hit_ids`, or more where a state is all that they leave.
+        """
         if not self._has_room(sequence, hit_ids):
             return False
         pool, size = self.pool, self._page_size
@@ -423,7 +479,7 @@ class Scheduler:
         assert new_ids is not None, "engine.scheduler: counted pages are not there"
         sequence.page_ids = hit_ids + new_ids
         sequence.n_room = len(sequence.page_ids) * size
-        sequence.n_computed = len(hit_ids) * size
+        sequence.n_computed = n_computed
         sequence.key_next_at = sequence.n_computed + size if self._is_caching else _NEVER
         sequence.slot = self._free_slots.pop()
         sequence.state = State.RUNNING
@@ -475,10 +531,14 @@ class Scheduler:
             f"engine.scheduler: {self.pool.n_used} pages are held by nobody"
         )
         assert n_held == 0 or self._collected_id < self._planned_id, f"engine.scheduler: {n_held} slots are lost"
+        if self.states is not None and self._collected_id == self._planned_id:
+            self.states.check_idle()
 
     def check(self) -> None:
         """Raise AssertionError when an invariant of the module's docstring does not hold."""
         self.pool.check()
+        if self.states is not None:
+            self.states.check(self.running)
         for sequence in self.running:
             self._check_running(sequence)
         owners = Counter(page_id for s in self.running for page_id in s.page_ids)

@@ -33,6 +33,12 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     n_total_tokens_lost: int = 0  # computed, then thrown away by preemption
     n_total_stale_rows: int = 0  # computed for sequences that had ended meanwhile
     tiers: "tuple[TierSnapshot, ...]" = ()  # below the page pool, in order
+    n_snapshots: int = 0  # places for recurrent states; 0: none are kept
+    n_snapshots_kept: int = 0
+    n_snapshots_reserved: int = 0  # a step under way saves into them
+    n_total_snapshots_saved: int = 0
+    n_total_snapshots_hit: int = 0
+    n_total_snapshots_evicted: int = 0
 
     @property
     def kv_usage_frac(self) -> float:

@@ -186,10 +186,13 @@ class Metrics(Collector):
         adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
         yield self._info("lora_requests_info", "Adapters in use", adapters, value=self._started_s)
         pages = (("all", now.n_pages), ("used", now.n_pages_used), ("cached", now.n_pages_cached))
-        family = GaugeMetricFamily("tiercel:kv_pages", "Pages by state", labels=["model_name", "engine", "state"])
-        for state, n_pages in pages:
-            family.add_metric([*self._labels, state], n_pages)
-        yield family
+        yield self._own_by(GaugeMetricFamily, "kv_pages", "Pages by state", pages)
+        yield self._own_by(
+            GaugeMetricFamily,
+            "state_snapshots",
+            "Places for recurrent states by state",
+            (("all", now.n_snapshots), ("kept", now.n_snapshots_kept), ("reserved", now.n_snapshots_reserved)),
+        )
         facts = {
             "block_size": str(now.page_size_tokens),
             "num_gpu_blocks": str(now.n_pages),
@@ -214,6 +217,13 @@ class Metrics(Collector):
             family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["model_name", "engine"])
             family.add_metric(self._labels, 0)
             yield family
+        events = (
+            ("saved", now.n_total_snapshots_saved),
+            ("hit", now.n_total_snapshots_hit),
+            ("evicted", now.n_total_snapshots_evicted),
+        )
+        text = "Recurrent states that were saved, found and used, or gave way to others"
+        yield self._own_by(CounterMetricFamily, "state_snapshot_events", text, events, label="event")
         sources = zip(_SOURCES, (self._n_computed_tokens, self._n_cached_tokens, 0), strict=True)
         text = "Prompt tokens of ended sequences, by where their keys and values came from"
         yield self._by("source", CounterMetricFamily, "prompt_tokens_by_source", text, sources)
@@ -247,6 +257,20 @@ class Metrics(Collector):
     def _info(self, name: str, text: str, facts: Mapping[str, str], *, value: float) -> Metric:
         family = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=["model_name", "engine", *facts])
         family.add_metric([*self._labels, *facts.values()], value)
+        return family
+
+    def _own_by(
+        self,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        values: Iterable[tuple[str, float]],
+        *,
+        label: str = "state",
+    ) -> Metric:
+        family = kind(f"tiercel:{name}", text, labels=["model_name", "engine", label])
+        for value, n in values:
+            family.add_metric([*self._labels, value], n)
         return family
 
     def _by(
