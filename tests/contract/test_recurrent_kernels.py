@@ -97,18 +97,18 @@ class Rule:
         return y.reshape(n, heads * value_dim), self._blocked(state)
 
     def _plain(self, state):
-        """From [H][blocks of 64 columns][D][columns] to [H, D, E]."""
+        """From [H][blocks of 32 columns][D][columns] to [H, D, E]."""
         _, heads, key_dim, value_dim = self.sizes
         parts, rows = [], state.reshape(heads, -1)
-        for begin in range(0, self.padded, 64):
-            width = min(64, self.padded - begin)
+        for begin in range(0, self.padded, 32):
+            width = min(32, self.padded - begin)
             parts.append(rows[:, key_dim * begin : key_dim * (begin + width)].reshape(heads, key_dim, width))
         return np.concatenate(parts, axis=2)[:, :, :value_dim]
 
     def _blocked(self, state):
         _, heads, _, value_dim = self.sizes
         wide = np.pad(state, [(0, 0), (0, 0), (0, self.padded - value_dim)])
-        blocks = [wide[:, :, begin : begin + 64].reshape(heads, -1) for begin in range(0, self.padded, 64)]
+        blocks = [wide[:, :, begin : begin + 32].reshape(heads, -1) for begin in range(0, self.padded, 32)]
         return np.concatenate(blocks, axis=1).reshape(-1)
 
 

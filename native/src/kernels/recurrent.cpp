@@ -13,8 +13,9 @@
 namespace tiercel::TIERCEL_LEVEL {
 namespace {
 
-// Value columns whose state lies together, [key_dim][columns], as short as the last needs: it stays in L1 for both passes of a token.
-constexpr int64_t kBlockColumns = 64;
+// Value columns whose state lies together, [key_dim][columns], as short as the last needs: half of L1 at 128 keys, so that it stays there
+// for both passes of a token. 64 columns leave no room for the keys and gates: a single token read its state 1.2 to 1.7 times slower.
+constexpr int64_t kBlockColumns = 32;
 // Tokens whose keys, queries and gates are made at a time, for all blocks of a head.
 constexpr int64_t kTileTokens = 16;
 
@@ -89,6 +90,40 @@ TIERCEL_INLINE void prepare(const DeltaRuleArgs& a, const Head& head, int64_t ro
   tile.beta[i] = first_lane(sigmoid(set1(a.beta[row * a.ld_beta + head.value_head])));
 }
 
+// One token of one block: what walk does, while the block behind it, of as many bytes, is fetched to L2.
+template <int V>
+TIERCEL_INLINE void walk_one(float* state, int64_t key_dim, const Tile& tile, const float* v, int64_t columns, float* y) {
+  F16v seen[V], delta[V], out[V];
+  for (int j = 0; j < V; ++j) seen[j] = zero();
+  const float* next = state + key_dim * V * 16;
+  for (int64_t i = 0; i < key_dim; ++i, next += V * 8) {
+    const F16v k = set1(tile.k[i]), decay = set1(tile.decay[i]);
+    float* s = state + i * V * 16;
+    __builtin_prefetch(next, 0, 2);
+    for (int j = 0; j < V; ++j) {
+      const F16v kept = mul(load(s + 16 * j), decay);
+      seen[j] = fma(k, kept, seen[j]);
+      store(s + 16 * j, kept);
+    }
+  }
+  const F16v beta = set1(tile.beta[0]);
+  for (int j = 0; j < V; ++j) {
+    delta[j] = mul(beta, sub(load_part(v + 16 * j, lanes_left(16 * j, columns)), seen[j]));
+    out[j] = zero();
+  }
+  for (int64_t i = 0; i < key_dim; ++i, next += V * 8) {
+    const F16v k = set1(tile.k[i]), q = set1(tile.q[i]);
+    float* s = state + i * V * 16;
+    __builtin_prefetch(next, 0, 2);
+    for (int j = 0; j < V; ++j) {
+      const F16v now = fma(k, delta[j], load(s + 16 * j));
+      out[j] = fma(q, now, out[j]);
+      store(s + 16 * j, now);
+    }
+  }
+  for (int j = 0; j < V; ++j) store_part(y + 16 * j, out[j], lanes_left(16 * j, columns));
+}
+
 // n tokens of one block of V * 16 columns. One pass over the state finishes a token and begins the next.
 template <int V>
 TIERCEL_INLINE void walk(float* state, int64_t key_dim, int64_t n, const Tile& tile, const float* v, int64_t ldv, int64_t columns, float* y,
@@ -141,12 +176,9 @@ TIERCEL_INLINE void walk(float* state, int64_t key_dim, int64_t n, const Tile& t
 
 void walk_block(float* state, int64_t key_dim, int64_t n, const Tile& tile, const float* v, int64_t ldv, int64_t columns, float* y,
                 int64_t ldy) {
-  switch ((columns + 15) / 16) {
-    case 1: return walk<1>(state, key_dim, n, tile, v, ldv, columns, y, ldy);
-    case 2: return walk<2>(state, key_dim, n, tile, v, ldv, columns, y, ldy);
-    case 3: return walk<3>(state, key_dim, n, tile, v, ldv, columns, y, ldy);
-    default: return walk<4>(state, key_dim, n, tile, v, ldv, columns, y, ldy);
-  }
+  const bool is_half = columns <= 16;
+  if (n == 1) return is_half ? walk_one<1>(state, key_dim, tile, v, columns, y) : walk_one<2>(state, key_dim, tile, v, columns, y);
+  is_half ? walk<1>(state, key_dim, n, tile, v, ldv, columns, y, ldy) : walk<2>(state, key_dim, n, tile, v, ldv, columns, y, ldy);
 }
 
 TIERCEL_INLINE float* state_of(const StateMemory& memory, int32_t slot) {
