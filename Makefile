@@ -1,4 +1,4 @@
-.PHONY: setup check fix test test-all bench table native-test
+.PHONY: setup check fix test test-all test-models bench table native-test
 
 setup:
 	pip install -e '.[test]'
@@ -22,6 +22,9 @@ test:
 
 test-all:
 	pytest -m ""
+
+test-models:
+	python tools/fetch_test_models.py
 
 bench:
 	benchmarks/rows.sh

