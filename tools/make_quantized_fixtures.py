@@ -17,6 +17,7 @@ from compressed_tensors.compressors import (
     FloatQuantizationCompressor,
     MXFP4PackedCompressor,
     NVFP4PackedCompressor,
+    PackedQuantizationCompressor,
 )
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -24,11 +25,12 @@ from compressed_tensors.quantization.lifecycle.forward import dequantize
 
 OUT = Path(__file__).parent.parent / "tests" / "model" / "compressed_tensors.json"
 N, K = 6, 96
-TYPES = {torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3", torch.float32: "F32"}
+TYPES = {torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3", torch.float32: "F32", torch.float16: "F16"}
+TYPES |= {torch.int32: "I32", torch.int64: "I64"}
 
 
 def amax(weight: torch.Tensor, group: int) -> torch.Tensor:
-    return weight.reshape(N, K // group, group).abs().amax(dim=2)
+    return weight.reshape(-1, K // group, group).abs().amax(dim=2)
 
 
 def stored(tensor: torch.Tensor) -> list[Any]:
@@ -39,7 +41,7 @@ def stored(tensor: torch.Tensor) -> list[Any]:
 def one(file_format: str, compressor: Any, args: dict[str, Any], state: dict[str, torch.Tensor]) -> dict[str, Any]:
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
     packed = compressor.compress(state, scheme)
-    if "weight_packed" in packed:
+    if packed.get("weight_packed") is not None and packed["weight_packed"].dtype is torch.uint8:
         # Its `decompress` does this in bfloat16.
         again = dequantize(
             x_q=unpack_fp4_from_uint8(packed["weight_packed"], N, K, dtype=torch.float32),
@@ -83,7 +85,18 @@ def main() -> None:
         {**base, "num_bits": 8, "strategy": "channel"},
         {"weight": weight, "weight_scale": weight.abs().amax(dim=1, keepdim=True) / 448},
     )
-    OUT.write_text(json.dumps([mxfp4, nvfp4, fp8], indent=1) + "\n")
+    tall = torch.randn(16, K) / 8  # zero points of fewer rows than a word holds are not unpacked by the package
+    int4 = one(
+        "pack-quantized",
+        PackedQuantizationCompressor,
+        {"num_bits": 4, "type": "int", "symmetric": False, "dynamic": False, "strategy": "group", "group_size": 32},
+        {
+            "weight": tall,
+            "weight_scale": (amax(tall, 32) / 6).to(torch.float16).to(torch.float32),
+            "weight_zero_point": torch.randint(-2, 3, (16, K // 32), dtype=torch.int8),
+        },
+    )
+    OUT.write_text(json.dumps([mxfp4, nvfp4, fp8, int4], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -139,6 +139,27 @@ def int4(rng, n, k, *, layout, zero=None, offset=0, order="plain"):
     return parts, values
 
 
+def int4_packed(rng, n, k, *, group=GROUP, has_zeros=False, order="plain"):
+    """As compressed-tensors packs integers: eight neighbours of a row in a word, the first lowest, each plus 8."""
+    q = rng.integers(-8, 8, (n, k))
+    groups = k // group if group else 1
+    zeros = rng.integers(-8, 8, (n, groups)) if has_zeros else np.zeros((n, groups), int)
+    stored, scales = bf16(rng.uniform(0.01, 0.04, (n, groups)))
+    g_idx = np.arange(k) // (group or k)
+    if order == "any":
+        g_idx = rng.permutation(g_idx)
+    parts = {
+        "weight_packed": part(along_columns(q + 8, list(range(8))), "I32"),
+        "weight_scale": stored,
+        "weight_shape": part(np.array([n, k], "<i8"), "I64"),
+    }
+    if has_zeros:
+        parts["weight_zero_point"] = part(along_rows(zeros + 8), "I32")
+    if order == "any":
+        parts["weight_g_idx"] = part(g_idx.astype("<i4"), "I32")
+    return parts, (q - zeros[:, g_idx]).astype(np.float32) * scales[:, g_idx]
+
+
 def compressed(file_format, weights, **extra):
     group = {"targets": ["Linear"], "weights": weights, "input_activations": extra.pop("input_activations", None)}
     base = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]}
@@ -147,6 +168,7 @@ def compressed(file_format, weights, **extra):
 
 FLOAT4 = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False}
 FLOAT8 = FLOAT4 | {"num_bits": 8}
+INT4 = FLOAT4 | {"type": "int", "strategy": "group", "group_size": GROUP}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 QUARK = {
@@ -160,6 +182,25 @@ QUARK = {
 def quark_mxfp4(rng, n, k):
     parts, values = mxfp4(rng, n, k)
     return {"weight": parts["weight_packed"], "weight_scale": parts["weight_scale"]}, values
+
+
+def quark_nvfp4(rng, n, k):
+    parts, values = nvfp4(rng, n, k, factor_name="weight_scale_2", divides=False)
+    parts["input_scale_2"] = parts.pop("input_scale")
+    return parts, values
+
+
+# As Quark's own exporter spells it: a second stage rounds the first one's scales.
+_STAGE = {"is_dynamic": False, "symmetric": None, "round_method": "half_even", "max_input_numel": 4194304}
+QUARK_NVFP4 = QUARK | {
+    "global_quant_config": {
+        "weight": [
+            _STAGE | {"dtype": "fp4", "qscheme": "per_group", "group_size": 16, "ch_axis": -1, "scale_type": "float"},
+            _STAGE | {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_scale_quant": True},
+        ],
+        "input_tensors": [{"dtype": "fp4", "group_size": 16}, {"dtype": "fp8_e4m3"}],
+    },
+}
 
 
 def with_(draw, **options):
@@ -180,6 +221,7 @@ SCHEMES = {
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.norm*"]},
         "nvfp4",
     ),
+    "nvfp4-quark": (quark_nvfp4, QUARK_NVFP4, "nvfp4"),
     "fp8-tensor": (
         fp8_tensor,
         compressed("float-quantized", FLOAT8 | {"strategy": "tensor"}, input_activations={"num_bits": 8}),
@@ -197,6 +239,22 @@ SCHEMES = {
     "gptq-v2": (with_(int4, layout="gptq"), GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}, "q5_0"),
     "gptq-act-order": (with_(int4, layout="gptq", offset=1, order="any"), GPTQ | {"desc_act": True}, "f32"),
     "awq": (with_(int4, layout="awq"), AWQ, "q5_0"),
+    "int4-packed": (int4_packed, compressed("pack-quantized", INT4), "q4_0"),
+    "int4-packed-rows": (
+        with_(int4_packed, group=None),
+        compressed("pack-quantized", INT4 | {"strategy": "channel", "group_size": None}),
+        "q4_0",
+    ),
+    "int4-packed-zero-points": (
+        with_(int4_packed, has_zeros=True),
+        compressed("pack-quantized", INT4 | {"symmetric": False}),
+        "q5_0",
+    ),
+    "int4-packed-act-order": (
+        with_(int4_packed, has_zeros=True, order="any"),
+        compressed("pack-quantized", INT4 | {"symmetric": False, "actorder": "group"}),
+        "f32",
+    ),
 }
 
 

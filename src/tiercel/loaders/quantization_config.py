@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tiercel.base.errors import ModelFileError, UnsupportedModel
 
-Kind = Literal["mxfp4", "nvfp4", "fp8", "gptq", "awq"]
+Kind = Literal["mxfp4", "nvfp4", "fp8", "gptq", "awq", "int4"]
 
 _METHODS = "compressed-tensors, fp8, modelopt, quark, mxfp4, gptq and awq"
 _GROUPS: Mapping[Kind, int] = {"mxfp4": 32, "nvfp4": 16}
@@ -162,6 +162,7 @@ _KINDS: Mapping[str, Kind] = {
     "nvfp4-pack-quantized": "nvfp4",
     "float-quantized": "fp8",
     "naive-quantized": "fp8",
+    "pack-quantized": "int4",
 }
 _KV_NOTE = "the scheme's FP8 keys and values are kept in the pool's own type instead"
 _ACTIVATION_NOTE = (
@@ -180,14 +181,17 @@ def _group(group: _Settings, file_format: object, notes: list[str]) -> tuple[Kin
     weights = group.settings("weights")
     if weights is None:
         raise group.refuse("weights", None, "a description of the weights")
-    weights.only("type", "int", "float")
+    weights.only("type", "int", "int" if kind == "int4" else "float")
     weights.only("num_bits", None, 8 if kind == "fp8" else 4)
-    weights.only("symmetric", True, True)
+    weights.only("symmetric", True, True, *([False] if kind == "int4" else []))  # the zero points say it
     weights.only("dynamic", False, False)
     size, block = weights.take("group_size"), weights.take("block_structure")
     if kind == "fp8":
         weights.only("strategy", "tensor", "tensor", "channel", *(["block"] if block else []))
         size = None
+    elif kind == "int4":
+        weights.only("strategy", "group", "group", "channel")
+        size = _group_size(weights, -1 if size is None else size)
     elif size != _GROUPS[kind]:
         raise weights.refuse("group_size", size, str(_GROUPS[kind]))
     weights.take("strategy")
@@ -238,9 +242,11 @@ def _modelopt(settings: _Settings) -> Scheme:
 
 def _quark(settings: _Settings) -> Scheme:
     whole = settings.settings("global_quant_config")
-    weight = whole.settings("weight") if whole is not None else None
-    if whole is None or weight is None:
+    found = whole.take("weight") if whole is not None else None
+    if whole is None or not found:
         raise settings.refuse("global_quant_config", None, "one with a weight of dtype fp4 or fp8_e4m3")
+    # Several: each but the first rounds the scales of the one before it.
+    stages = [_Settings(one, f"{whole.where}.weight") for one in (found if isinstance(found, list) else [found])]
     notes = [_ACTIVATION_NOTE] if _rounds(whole, "input_tensors", "output_tensors") else []
     whole.finish("target_device")
     settings.only("layer_type_quant_config", {}, {})
@@ -253,21 +259,47 @@ def _quark(settings: _Settings) -> Scheme:
         notes.append(_KV_NOTE)
     ignored = _suffixes(settings.names("exclude"))
     settings.finish("quant_mode version log_severity_level min_kv_scale")
+    if len(stages) > 1:
+        _quark_nvfp4(stages)
+        return Scheme("nvfp4", "Quark NVFP4", group=16, ignored=ignored, notes=tuple(notes))
+    (weight,) = stages
     dtype = weight.take("dtype")
     weight.only("is_dynamic", False, False)
     weight.only("symmetric", True, True)
-    harmless = "observer_cls ch_axis round_method scale_type scale_calculation_mode"
     if dtype == "fp4":
         weight.only("scale_format", None, "e8m0")
         weight.only("group_size", None, 32)
         weight.only("qscheme", "per_group", "per_group")
-        weight.finish(harmless)
+        weight.finish(_QUARK_HARMLESS)
         return Scheme("mxfp4", "Quark MXFP4", group=32, ignored=ignored, notes=tuple(notes))
     if dtype != "fp8_e4m3":
         raise weight.refuse("dtype", dtype, "fp4 or fp8_e4m3")
     weight.only("qscheme", None, "per_tensor", "per_channel")
-    weight.finish(harmless)
+    weight.finish(_QUARK_HARMLESS)
     return Scheme("fp8", "Quark FP8", ignored=ignored, notes=tuple(notes))
+
+
+_QUARK_HARMLESS = (
+    "observer_cls ch_axis round_method scale_type scale_calculation_mode enable_buffer_reuse max_input_numel"
+)
+
+
+def _quark_nvfp4(stages: list[_Settings]) -> None:
+    """Refuse stages other than E2M1 in groups of 16 whose scales are E4M3 with one factor."""
+    codes, scales = stages[0], stages[1]
+    if len(stages) > 2:
+        raise codes.refuse("dtype", f"{len(stages)} stages", "one of fp4, or fp4 with scales of fp8_e4m3,")
+    codes.only("dtype", None, "fp4")
+    codes.only("qscheme", None, "per_group")
+    codes.only("group_size", None, 16)
+    codes.take("scale_format")  # the scales' own type says it
+    scales.only("dtype", None, "fp8_e4m3")
+    scales.only("qscheme", None, "per_tensor")
+    scales.take("is_scale_quant")
+    for stage in stages:
+        stage.only("is_dynamic", False, False)
+        stage.only("symmetric", True, True)
+        stage.finish(_QUARK_HARMLESS)
 
 
 def _gpt_oss(settings: _Settings) -> Scheme:

@@ -128,7 +128,7 @@ class Nvfp4(Matrix):
     ) -> None:
         n, half = codes.shape
         scales.needs(("F8_E4M3",), (n, half // 8), of=codes)
-        factor.needs(("F32",), (), (1,), of=codes)
+        factor.needs(("F32", "BF16"), (), (1,), of=codes)
         super().__init__(name, (n, 2 * half), codes, n_bytes)
         self._scales, self._factor, self._divides = scales, factor, divides
 
@@ -240,7 +240,7 @@ class Int4(Matrix):
         if self._order is None:
             return np.arange(k) // self._group
         found = self._order.array().astype(np.int64)
-        n_groups = self._scales.shape[0]
+        n_groups = self._zeros.shape[1]
         if found.size and found.max() >= n_groups:  # a negative number reads as a large one
             raise ModelFileError(f"{self._order.told()} and holds {found.max()}; groups 0 to {n_groups - 1} are there")
         return found
@@ -269,14 +269,9 @@ class Int4(Matrix):
         """See `Matrix.rows`."""
         import numpy as np
 
-        from tiercel.quant.int4 import along_inputs, along_outputs, group_rows
+        from tiercel.quant.int4 import group_rows
 
-        packed: npt.NDArray[np.uint32] = self.codes.array()
-        if self._is_awq:
-            first = begin // 8
-            codes = along_outputs(packed[:, first : -(-end // 8)], is_awq=True)[begin - first * 8 :][: end - begin]
-        else:
-            codes = along_inputs(packed[:, begin:end])
+        codes = self._codes(begin, end)
         differences = codes.astype(np.int8) - self._zeros[begin:end][:, self._groups]
         scales = self._finite_scales[:, begin:end].T
         if self.format is Format.F32:
@@ -285,7 +280,55 @@ class Int4(Matrix):
 
     @cached_property
     def _finite_scales(self) -> "_Floats":
+        """[groups, N]."""
         return self._scales.finite()
+
+    def _codes(self, begin: int, end: int) -> "_Bytes":
+        """Return q of rows begin to end, [end - begin, K]."""
+        from tiercel.quant.int4 import along_inputs, along_outputs
+
+        packed: npt.NDArray[np.uint32] = self.codes.array()
+        if not self._is_awq:
+            return along_inputs(packed[:, begin:end])
+        first = begin // 8
+        return along_outputs(packed[:, first : -(-end // 8)], is_awq=True)[begin - first * 8 :][: end - begin]
+
+
+class PackedInt4(Int4):
+    """The same as compressed-tensors packs it: along the inputs; zero points (none: all 8) along the outputs."""
+
+    def __init__(self, name: str, codes: Stored, parts: "_Parts", scheme: Scheme) -> None:
+        scales, zeros, order = parts.need("weight_scale"), parts.take("weight_zero_point"), parts.take("weight_g_idx")
+        n, k = codes.shape[0], codes.shape[1] * 8
+        self._group = scheme.group or k
+        n_groups = -(-k // self._group)
+        scales.needs(("F16", "BF16", "F32"), (n, n_groups), of=codes)
+        if zeros is not None:
+            zeros.needs(("I32",), (-(-n // 8), n_groups), of=codes)
+        if order is not None:
+            order.needs(("I32",), (k,), of=codes)
+        Matrix.__init__(self, name, (n, k), codes, parts.n_bytes)
+        self._scales, self._stored_zeros, self._order = scales, zeros, order
+
+    @cached_property
+    def _zeros(self) -> "npt.NDArray[np.int8]":
+        """[N, groups]."""
+        import numpy as np
+
+        from tiercel.quant.int4 import ZERO_4, along_inputs
+
+        if self._stored_zeros is None:
+            return np.full(self._scales.shape, ZERO_4, np.int8)
+        return np.ascontiguousarray(along_inputs(self._stored_zeros.array()).T[: self.shape[0]]).view(np.int8)
+
+    @cached_property
+    def _finite_scales(self) -> "_Floats":
+        return self._scales.finite().T
+
+    def _codes(self, begin: int, end: int) -> "_Bytes":
+        from tiercel.quant.int4 import along_inputs
+
+        return along_inputs(self.codes.array()[begin:end].T)
 
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -324,10 +367,12 @@ _CODES: Mapping[Kind, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "fp8": (("weight", ("F8_E4M3",)),),
     "gptq": (("qweight", ("I32",)),),
     "awq": (("qweight", ("I32",)),),
+    "int4": (("weight_packed", ("I32",)),),
 }
 # What only says how to round activations, or keys and values; this engine rounds them less.
 _NOT_NEEDED = (
     "input_scale",
+    "input_scale_2",
     "input_global_scale",
     "k_scale",
     "v_scale",
@@ -400,15 +445,17 @@ def _matrix(scheme: Scheme, name: str, codes: Stored, parts: _Parts) -> Matrix:
         scales = parts.need("weight_scale_inv", "weight_scale") if scheme.block else parts.need("weight_scale")
         matrix: Matrix = Fp8(name, codes, scales, parts.n_bytes, scheme.block)
         return matrix
-    columns = codes.shape[1] * 2
-    if columns % 32:
+    columns = codes.shape[1] * (8 if scheme.kind == "int4" else 2)
+    if columns % 32 and scheme.kind != "int4":
         raise UnsupportedModel(f"{codes.told()}; rows of a multiple of 32 weights are needed, they have {columns}")
-    scales = parts.need("weight_scale")
     shape = parts.take("weight_shape")
     if shape is not None:
         shape.needs(("I64",), (2,), of=codes)
         if (told := tuple(map(int, shape.array()))) != (codes.shape[0], columns):
             raise ModelFileError(f"{shape.told()} and says {list(told)}; {[codes.shape[0], columns]} is needed")
+    if scheme.kind == "int4":
+        return PackedInt4(name, codes, parts, scheme)
+    scales = parts.need("weight_scale")
     if scheme.kind == "mxfp4":
         return Mxfp4(name, codes, scales, parts.n_bytes)
     factor = parts.need("weight_global_scale" if scheme.divides else "weight_scale_2")
