@@ -252,7 +252,8 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro("k", [](const PackedStore& s) { return s.view().k; })
       .def_prop_ro(
           "format", [](const PackedStore& s) { return static_cast<int>(s.view().format); }, "Of the packed data: F32 when expanded.")
-      .def_prop_ro("nbytes", &PackedStore::n_bytes);
+      .def_prop_ro("nbytes", &PackedStore::n_bytes)
+      .def_prop_ro("is_finite", &PackedStore::is_finite, "Whether no scale, and no element of a float format, is NaN or infinite.");
   nb::class_<Packing>(m, "Packing", "Packs many matrices on threads of its own, from its construction on; dropped, it stops early.")
       .def(nb::init<const std::vector<nb::tuple>&, const std::shared_ptr<PackedArena>&, int32_t, bool>(), nb::arg("jobs"), nb::arg("arena"),
            nb::arg("n_threads"), nb::arg("releases"),

@@ -74,6 +74,11 @@ float half_to_float(uint16_t h) {
 
 float read_half(const uint8_t* p) { return half_to_float(read<uint16_t>(p)); }
 
+// Neither NaN nor infinity.
+bool is_number(uint16_t half) { return (half & 0x7c00u) != 0x7c00u; }
+bool is_number(float f) { return (read<uint32_t>(reinterpret_cast<const uint8_t*>(&f)) & 0x7f800000u) != 0x7f800000u; }
+bool is_half_number(const uint8_t* p) { return is_number(read<uint16_t>(p)); }
+
 // Scale and minimum of 32-group s (0..7) of a Q4_K or Q5_K block, from its 12 bytes of 6-bit numbers.
 struct KScale {
   uint8_t scale, minimum;
@@ -134,23 +139,27 @@ void put_q6(const uint8_t* block, int s, uint8_t* body, int lane) {
   write(body + 320 + lane * 4, high[1]);
 }
 
+constexpr uint8_t kE8m0Nan = 255;
+
 // --- one row's unit (all its groups) ----------------------------------------------------------------------------------------------
 
-// n_groups: how many of the unit's groups exist.
-using PutUnit = void (*)(const uint8_t* block, int n_groups, uint8_t* unit, int lane);
+// n_groups: how many of the unit's groups exist. Returns whether all their scales are numbers.
+using PutUnit = bool (*)(const uint8_t* block, int n_groups, uint8_t* unit, int lane);
 
 template <Format F>
-void put_unit(const uint8_t* block, int n_groups, uint8_t* unit, int lane) {
+bool put_unit(const uint8_t* block, int n_groups, uint8_t* unit, int lane) {
   constexpr TileLayout layout = tile_layout(F);
   constexpr bool has_fifth = F == Format::Q5_0 || F == Format::Q5_1;
   constexpr bool has_min = F == Format::Q4_1 || F == Format::Q5_1;
   constexpr int64_t bits_at = has_min ? 4 : 2;
   constexpr int64_t quants_at = bits_at + (has_fifth ? 4 : 0);
   constexpr int64_t bytes = F == Format::Q8_0 ? 34 : quants_at + 16;
+  bool is_finite = true;
   for (int g = 0; g < n_groups; ++g, block += bytes) {
     uint8_t* body = unit + layout.head_bytes + g * layout.body_bytes;
     std::memcpy(unit + g * 32 + lane * 2, block, 2);
     if constexpr (has_min) std::memcpy(unit + 32 + lane * 2, block + 2, 2);
+    is_finite &= is_half_number(block) && (!has_min || is_half_number(block + 2));
     if constexpr (F == Format::Q8_0) {
       for (int j = 0; j < 8; ++j) write(body + j * 64 + lane * 4, read<uint32_t>(block + 2 + j * 4) ^ 0x80808080u);
     } else {
@@ -158,10 +167,11 @@ void put_unit(const uint8_t* block, int n_groups, uint8_t* unit, int lane) {
       if constexpr (has_fifth) put_fifth_bits(read<uint32_t>(block + bits_at), body + 256, lane);
     }
   }
+  return is_finite;
 }
 
 template <bool HasFifth>
-void put_k_unit(const uint8_t* block, uint8_t* unit, int lane) {
+bool put_k_unit(const uint8_t* block, uint8_t* unit, int lane) {
   constexpr TileLayout layout = tile_layout(HasFifth ? Format::Q5_K : Format::Q4_K);
   std::memcpy(unit + lane * 2, block, 2);
   std::memcpy(unit + 32 + lane * 2, block + 2, 2);
@@ -177,20 +187,21 @@ void put_k_unit(const uint8_t* block, uint8_t* unit, int lane) {
       write(body + 256 + lane * 4, bits);
     }
   }
+  return is_half_number(block) && is_half_number(block + 2);
 }
 
 template <>
-void put_unit<Format::Q4_K>(const uint8_t* block, int, uint8_t* unit, int lane) {
-  put_k_unit<false>(block, unit, lane);
+bool put_unit<Format::Q4_K>(const uint8_t* block, int, uint8_t* unit, int lane) {
+  return put_k_unit<false>(block, unit, lane);
 }
 
 template <>
-void put_unit<Format::Q5_K>(const uint8_t* block, int, uint8_t* unit, int lane) {
-  put_k_unit<true>(block, unit, lane);
+bool put_unit<Format::Q5_K>(const uint8_t* block, int, uint8_t* unit, int lane) {
+  return put_k_unit<true>(block, unit, lane);
 }
 
 template <>
-void put_unit<Format::Q6_K>(const uint8_t* block, int, uint8_t* unit, int lane) {
+bool put_unit<Format::Q6_K>(const uint8_t* block, int, uint8_t* unit, int lane) {
   constexpr TileLayout layout = tile_layout(Format::Q6_K);
   std::memcpy(unit + lane * 2, block + 208, 2);
   for (int s = 0; s < 8; ++s) {
@@ -198,22 +209,27 @@ void put_unit<Format::Q6_K>(const uint8_t* block, int, uint8_t* unit, int lane) 
     unit[64 + s * 32 + 16 + lane] = block[192 + 2 * s + 1];
     put_q6(block, s, unit + layout.head_bytes + s * layout.body_bytes, lane);
   }
+  return is_half_number(block + 208);
 }
 
 template <>
-void put_unit<Format::MXFP4>(const uint8_t* block, int n_groups, uint8_t* unit, int lane) {
+bool put_unit<Format::MXFP4>(const uint8_t* block, int n_groups, uint8_t* unit, int lane) {
   constexpr TileLayout layout = tile_layout(Format::MXFP4);
+  bool is_finite = true;
   for (int g = 0; g < n_groups; ++g, block += 17) {
     unit[g * 16 + lane] = block[0];
+    is_finite &= block[0] != kE8m0Nan;
     copy_nibbles(block + 1, unit + layout.head_bytes + g * layout.body_bytes, lane);
   }
+  return is_finite;
 }
 
 template <>
-void put_unit<Format::NVFP4>(const uint8_t* block, int, uint8_t* unit, int lane) {
+bool put_unit<Format::NVFP4>(const uint8_t* block, int, uint8_t* unit, int lane) {
   write(unit + lane * 4, read<float>(block) * 0.5f);
   write(unit + 64 + lane * 4, read<float>(block + 4) * 0.5f);
   copy_nibbles(block + 8, unit + tile_layout(Format::NVFP4).head_bytes, lane);
+  return is_number(read<float>(block)) && is_number(read<float>(block + 4));
 }
 
 PutUnit unit_writer(Format format) {
@@ -289,8 +305,9 @@ void dequantize_e2m1(const uint8_t* qs, const float scale[2], float* out) {
   }
 }
 
-// 2^(exponent - 128); subnormal for 0 and 1.
+// 2^(exponent - 128); subnormal for 0 and 1, NaN for 255.
 float half_e8m0(uint8_t exponent) {
+  if (exponent == kE8m0Nan) return __builtin_nanf("");
   const uint32_t u = exponent < 2 ? 0x00200000u << exponent : (exponent - 1u) << 23;
   float f;
   std::memcpy(&f, &u, 4);
@@ -323,7 +340,8 @@ void dequantize_block(Format format, const uint8_t* block, float* out) {
   }
 }
 
-// --- one tile -------------------------------------------------------------------------------------------------------------------------
+// --- one tile; each function returns whether all its numbers are finite
+// -------------------------------------------------------------------------------------------------------------------------
 
 // The file rows of one tile; null past the matrix's end.
 struct TileRows {
@@ -331,50 +349,76 @@ struct TileRows {
   bool is_full;
 };
 
-void pack_expanded(Format format, const TileRows& rows, int64_t k, uint8_t* tile) {
+bool pack_expanded(Format format, const TileRows& rows, int64_t k, uint8_t* tile) {
   const BlockSize size = block_size(format);
   float values[256];
+  bool is_finite = true;
   for (int lane = 0; lane < kTileRows; ++lane) {
     if (!rows.row[lane]) continue;
     for (int64_t b = 0; b < k / size.weights; ++b) {
       dequantize_block(format, rows.row[lane] + b * size.bytes, values);
-      for (int64_t i = 0; i < size.weights; ++i) write(tile + ((b * size.weights + i) * kTileRows + lane) * 4, values[i]);
+      for (int64_t i = 0; i < size.weights; ++i) {
+        is_finite &= is_number(values[i]);
+        write(tile + ((b * size.weights + i) * kTileRows + lane) * 4, values[i]);
+      }
     }
   }
+  return is_finite;
 }
 
-template <class T>
-void pack_float(const TileRows& rows, int64_t k, uint8_t* tile) {
+// Elements are copied as unsigned T, which hold one number each, or two of half the size. Their magnitudes' largest is an infinity's, or a
+// NaN's, exactly when one of them is no number.
+template <class T, bool HoldsTwo = false>
+bool pack_float(const TileRows& rows, int64_t k, uint8_t* tile) {
   constexpr int64_t size = sizeof(T);
+  constexpr T infinity = size == 2 ? 0x7c00u : 0x7f800000u, low_infinity = 0x7f80u;
+  T largest = 0, largest_low = 0;
   // 32 columns at a time, so that the lines being written stay in cache while the 16 rows pass.
   for (int64_t k0 = 0; k0 < k; k0 += 32)
     for (int lane = 0; lane < kTileRows; ++lane) {
       if (!rows.row[lane]) continue;
       const int64_t end = k0 + 32 < k ? k0 + 32 : k;
-      for (int64_t i = k0; i < end; ++i) std::memcpy(tile + (i * kTileRows + lane) * size, rows.row[lane] + i * size, size);
+      for (int64_t i = k0; i < end; ++i) {
+        const T v = read<T>(rows.row[lane] + i * size);
+        const T magnitude = v & static_cast<T>(~(T{1} << (size * 8 - 1)));
+        largest = magnitude > largest ? magnitude : largest;
+        if constexpr (HoldsTwo) {
+          const T low = v & 0x7fffu;
+          largest_low = low > largest_low ? low : largest_low;
+        }
+        write(tile + (i * kTileRows + lane) * size, v);
+      }
     }
+  return largest < infinity && largest_low < low_infinity;
 }
 
 // Two columns of K are one dword; a last odd one has a zero beside it.
-void pack_bf16(const TileRows& rows, int64_t k, uint8_t* tile) {
-  pack_float<uint32_t>(rows, k / 2, tile);
-  if (k % 2 == 0) return;
-  for (int lane = 0; lane < kTileRows; ++lane)
-    if (rows.row[lane]) write(tile + (k / 2 * kTileRows + lane) * 4, uint32_t{read<uint16_t>(rows.row[lane] + (k - 1) * 2)});
+bool pack_bf16(const TileRows& rows, int64_t k, uint8_t* tile) {
+  bool is_finite = pack_float<uint32_t, true>(rows, k / 2, tile);
+  if (k % 2 == 0) return is_finite;
+  for (int lane = 0; lane < kTileRows; ++lane) {
+    if (!rows.row[lane]) continue;
+    const uint32_t last = read<uint16_t>(rows.row[lane] + (k - 1) * 2);
+    is_finite &= (last & 0x7f80u) != 0x7f80u;
+    write(tile + (k / 2 * kTileRows + lane) * 4, last);
+  }
+  return is_finite;
 }
 
-void pack_quantized(Format format, const TileRows& rows, int64_t k, uint8_t* tile) {
+bool pack_quantized(Format format, const TileRows& rows, int64_t k, uint8_t* tile) {
   const TileLayout layout = tile_layout(format);
   const PutUnit put = unit_writer(format);
   const BlockSize size = block_size(format);
   const int64_t n_groups = k / kGroup;
+  bool is_finite = true;
   for (int64_t g = 0; g < n_groups; g += layout.groups) {
     const int here = static_cast<int>(n_groups - g < layout.groups ? n_groups - g : layout.groups);
     const int64_t at = g * kGroup / size.weights * size.bytes;
     for (int lane = 0; lane < kTileRows; ++lane)
-      if (rows.row[lane]) put(rows.row[lane] + at, here, tile, lane);
+      if (rows.row[lane]) is_finite &= put(rows.row[lane] + at, here, tile, lane);
     tile += unit_bytes(layout);
   }
+  return is_finite;
 }
 
 } // namespace
@@ -403,12 +447,13 @@ int64_t file_row_bytes(Format format, int64_t k) {
   return size.weights == 0 || k % size.weights != 0 ? 0 : k / size.weights * size.bytes;
 }
 
-void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t n, int64_t k,
+bool pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t n, int64_t k,
                  uint8_t* out, int64_t tile_begin, int64_t tile_end) {
   const Format packed = expand_to_f32 ? Format::F32 : format;
   const int64_t tile_bytes = tile_bytes_of(packed, k);
   const TileLayout layout = tile_layout(packed);
   const bool is_padded = layout.groups > 1 && k / kGroup % layout.groups != 0;
+  bool is_finite = true;
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     TileRows source = {{}, (tile + 1) * kTileRows <= n};
     for (int64_t lane = 0; lane < kTileRows; ++lane) {
@@ -418,16 +463,17 @@ void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t
     uint8_t* to = out + tile * tile_bytes;
     if (!source.is_full || is_padded) std::memset(to, 0, static_cast<size_t>(tile_bytes));
     if (expand_to_f32 && format != Format::F32)
-      pack_expanded(format, source, k, to);
+      is_finite &= pack_expanded(format, source, k, to);
     else if (packed == Format::F32)
-      pack_float<uint32_t>(source, k, to);
+      is_finite &= pack_float<uint32_t>(source, k, to);
     else if (packed == Format::F16)
-      pack_float<uint16_t>(source, k, to);
+      is_finite &= pack_float<uint16_t>(source, k, to);
     else if (packed == Format::BF16)
-      pack_bf16(source, k, to);
+      is_finite &= pack_bf16(source, k, to);
     else
-      pack_quantized(format, source, k, to);
+      is_finite &= pack_quantized(format, source, k, to);
   }
+  return is_finite;
 }
 
 int64_t linear_thread_bytes(int64_t max_k, int64_t max_m) {

@@ -62,7 +62,8 @@ PackedStore::PackedStore(Format format, int64_t n, int64_t k, bool expand_to_f32
 }
 
 void PackedStore::pack_tiles(const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t first_tile, int64_t end_tile) {
-  pack_matrix(file_format_, expand_to_f32_, rows, row_bytes, row_order, view_.n, view_.k, data_, first_tile, end_tile);
+  if (!pack_matrix(file_format_, expand_to_f32_, rows, row_bytes, row_order, view_.n, view_.k, data_, first_tile, end_tile))
+    *is_finite_ = false;
 }
 
 void PackedStore::pack(const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int32_t n_threads) {

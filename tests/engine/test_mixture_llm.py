@@ -9,6 +9,7 @@ from tiercel.base.errors import ModelFileError, RequestFailed
 from tiercel.testing.tiny_model import MIXTURE_CONFIG, write_tiny_model
 
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, logprobs=0, ignore_eos=True)
 PROMPTS = ["a", "the quick brown fox", "of " * 30, "mixture"]
 
 
@@ -17,10 +18,12 @@ def folder(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("models") / "mixture", config=MIXTURE_CONFIG)
 
 
+def tokens_of(output):
+    return output.outputs[0].token_ids, output.outputs[0].cumulative_logprob
+
+
 def generated(llm, prompts):
-    params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=0, ignore_eos=True)
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob) for o in outputs]
+    return [tokens_of(output) for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
 
 
 @pytest.mark.parametrize(
@@ -48,16 +51,30 @@ def test_stacked_experts_give_the_text_of_separate_ones(folder, tmp_path):
         assert generated(stacked, PROMPTS) == generated(separate, PROMPTS)
 
 
-def test_a_row_that_is_not_a_number_fails_its_request_and_no_other(folder, tmp_path):
-    """What its router sees is NaN; the experts of the others' rows are not touched by it."""
+def test_a_nan_among_a_routers_scores_fails_its_request_and_no_other(tmp_path):
+    """The others of the batch get the tokens and probabilities that they get where no router overflows."""
     write_tiny_model(tmp_path, config=MIXTURE_CONFIG)
     weights = load_file(tmp_path / "model.safetensors")
-    weights["model.embed_tokens.weight"][ord("!")] = np.nan
+    # Column 0 is what no token has but "!", whose logits of the router then overflow: inf - inf in its softmax.
+    weights["model.embed_tokens.weight"][:, 0] = 0
+    weights["model.embed_tokens.weight"][ord("!"), 0] = 100
+    for writes in ("layers.0.self_attn.o_proj", "layers.0.mlp.down_proj", "layers.1.self_attn.o_proj"):
+        weights[f"model.{writes}.weight"][0] = 0
     save_file(weights, str(tmp_path / "model.safetensors"))
-    with LLM(str(tmp_path), threads=1, **SMALL) as llm, LLM(str(folder), threads=1, **SMALL) as sound:
+    with LLM(str(tmp_path), threads=1, **SMALL) as sound:
+        before = generated(sound, ["oh!"])
+        expected = generated(sound, ["fine", "also fine"])
+    assert np.isfinite(before[0][1])
+    weights["model.layers.1.mlp.gate.weight"][:, 0] = 3e38
+    save_file(weights, str(tmp_path / "model.safetensors"))
+    with LLM(str(tmp_path), threads=1, **SMALL) as llm:
+        handles = [llm.client.submit(text, PARAMS) for text in ("fine", "oh!", "also fine")]
         with pytest.raises(RequestFailed, match="NaN"):
-            generated(llm, ["fine", "oh!", "also fine"])
-        assert generated(llm, ["fine"]) == generated(sound, ["fine"])
+            list(handles[1])
+        *_, first = handles[0]
+        *_, last = handles[2]
+        assert [tokens_of(output) for output in (first, last)] == expected
+        assert generated(llm, ["fine"]) == expected[:1]
 
 
 def test_a_model_that_lacks_an_expert_is_refused_by_its_name(tmp_path):

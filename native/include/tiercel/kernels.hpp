@@ -354,7 +354,7 @@ struct ShortConvArgs {
 };
 
 // The gated delta rule over each sequence's rows; see kernels/recurrent.cpp. The state of a value head is float
-// [ceil(value_dim / 64)][key_dim][columns of the block, a multiple of 16]; heads follow each other.
+// [ceil(value_dim / 32)][key_dim][columns of the block, a multiple of 16]; heads follow each other.
 struct DeltaRuleArgs {
   const float* qkv; // [T, 2 * key_heads * key_dim + value_heads * value_dim]
   int64_t ld_qkv;
@@ -496,8 +496,8 @@ int64_t packed_bytes(Format format, int64_t n, int64_t k);
 
 // Repacks file rows [n, row_bytes] (GGUF block layout; rows taken in the order of row_order if not null) to tiles at out (64-byte
 // aligned). expand_to_f32: dequantise every format to F32 tiles instead. Rows tile_begin*16 .. tile_end*16 only, so threads can share a
-// matrix.
-void pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t n, int64_t k,
+// matrix. Returns whether all scales, and all elements of a float format, are numbers: neither NaN nor infinite.
+bool pack_matrix(Format format, bool expand_to_f32, const uint8_t* rows, int64_t row_bytes, const int32_t* row_order, int64_t n, int64_t k,
                  uint8_t* out, int64_t tile_begin, int64_t tile_end);
 
 // Bytes of one head's run of 16 tokens (see KvLayer).

@@ -59,6 +59,8 @@ class PackedStore {
   // As handed to kernels; its format is F32 when expand_to_f32 was asked for.
   const PackedMatrix& view() const { return view_; }
   int64_t n_bytes() const { return (view_.n + 15) / 16 * view_.tile_bytes; }
+  // False when what was packed so far holds NaN or infinity.
+  bool is_finite() const { return *is_finite_; }
 
  private:
   std::shared_ptr<PackedArena> arena_;
@@ -66,6 +68,7 @@ class PackedStore {
   Format file_format_;
   bool expand_to_f32_;
   PackedMatrix view_;
+  std::unique_ptr<std::atomic<bool>> is_finite_ = std::make_unique<std::atomic<bool>>(true); // any packing thread clears it
 };
 
 // One matrix to pack. `rows` stays valid until the team is joined.

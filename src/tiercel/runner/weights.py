@@ -53,6 +53,8 @@ class PackedWeightStore:
         self._arena = _native.PackedArena()
         self._ready = ReadyWeights({}, {}) if ready is None else ready
         self._packed = dict(self._ready.matrices)
+        for name, matrix in self._packed.items():
+            _refuse_infinite(name, matrix)
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +70,7 @@ class PackedWeightStore:
     def pack_all(self, weights: Iterable[Weight]) -> None:
         """Pack those of the matrices that are not yet packed, on all threads, the largest first.
 
-        Raises: the first error of any matrix.
+        Raises: the first error of any matrix; `ModelFileError` of one that holds NaN or infinity, in a scale or itself.
         """
         todo = {w.key: w for w in weights if w.key not in self._packed}
         ready: list[Weight] = []
@@ -79,7 +81,9 @@ class PackedWeightStore:
             (ready if is_ready else unlike).append(weight)
         jobs = [self._job(weight) for weight in ready]
         packing = _native.Packing(jobs, self._arena, self._n_threads - 1, self._releases)
-        self._packed.update(zip((w.key for w in ready), packing.join(), strict=True))
+        for weight, matrix in zip(ready, packing.join(), strict=True):
+            _refuse_infinite(weight.name, matrix)
+            self._packed[weight.key] = matrix
         self._make_all(unlike)
 
     def vector(self, weight: Weight) -> "array[float]":
@@ -88,7 +92,7 @@ class PackedWeightStore:
         found = array("f", self._float32(weight) if stored is None else stored)
         # No sum of so few float32 leaves the range of a float64.
         if not math.isfinite(sum(found)):
-            raise ModelFileError(f"tensor {weight.name}: holds NaN or infinity; fetch the model again")
+            raise _holds_infinity(weight.name)
         return found
 
     def head_matrices(self, weight: Weight, n_heads: int, n_keys: int, *, values: bool) -> "npt.NDArray[np.float32]":
@@ -107,7 +111,7 @@ class PackedWeightStore:
         whole = self._tensors[weight.name].float32().reshape(n_heads, -1, weight.shape[1])
         part = whole[:, n_keys:].swapaxes(1, 2) if values else whole[:, :n_keys]
         if not np.isfinite(part).all():
-            raise ModelFileError(f"tensor {weight.name}: holds NaN or infinity; fetch the model again")
+            raise _holds_infinity(weight.name)
         padded = np.zeros((*part.shape[:2], -(-part.shape[2] // 16) * 16), np.float32)
         padded[..., : part.shape[2]] = part
         return padded.reshape(-1)
@@ -162,13 +166,15 @@ class PackedWeightStore:
             raise errors[0]
 
     def _make(self, weight: Weight) -> _native.PackedMatrix:
-        return _native.PackedMatrix(
+        made = _native.PackedMatrix(
             format=FORMAT_CODES[weight.format],
             rows=self._made_rows(self._tensors[weight.name], weight),
             k=weight.shape[1],
             expand_to_f32=self._is_expanded(weight),
             arena=self._arena,
         )
+        _refuse_infinite(weight.name, made)
+        return made
 
     def _made_rows(self, tensor: Tensor, weight: Weight) -> "npt.NDArray[np.uint8]":
         import numpy as np
@@ -189,8 +195,20 @@ class PackedWeightStore:
             values = Tensor(
                 tensor.name, (len(part), k), tensor.format, np.ascontiguousarray(part).reshape(-1)
             ).float32()
-            out[first:end] = quantize(values, weight.format)
+            try:
+                out[first:end] = quantize(values, weight.format)
+            except ModelFileError as error:
+                raise ModelFileError(f"tensor {tensor.name}, from row {first}: {error}") from None
         return out
+
+
+def _refuse_infinite(name: str, matrix: _native.PackedMatrix) -> None:
+    if not matrix.is_finite:
+        raise _holds_infinity(name)
+
+
+def _holds_infinity(name: str) -> ModelFileError:
+    return ModelFileError(f"tensor {name}: holds NaN or infinity; fetch the model again")
 
 
 def _row_ids(rows: tuple[int, int, int], n: int) -> "npt.NDArray[np.intp]":
