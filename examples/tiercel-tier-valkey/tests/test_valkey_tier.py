@@ -288,3 +288,23 @@ def test_options_that_are_wrong_are_refused_by_name(more, words):
 def test_a_password_is_not_shown():
     (spec,) = read_tiers([entry("redis://:secret@127.0.0.1")])
     assert "secret" not in repr(spec)
+
+
+def test_a_time_to_live_is_the_servers_and_a_pin_outlives(server, opened):
+    namespace, client = a_namespace(), valkey.Valkey.from_url(server.url)
+    tier = opened(server.url, 9_000, namespace=namespace)
+    tier.submit_store([1], ttl_s=1000.0)
+    tier.submit_store([2], is_pinned=True)
+    tier.finish()
+    assert 990_000 < client.pttl(name_of(namespace, 1)) <= 1_000_000
+    tier.submit_store([1], ttl_s=2000.0)
+    tier.finish()
+    assert client.pttl(name_of(namespace, 1)) > 1_000_000
+    tier.submit_store([1], ttl_s=10.0)
+    tier.finish()
+    assert client.pttl(name_of(namespace, 1)) > 1_000_000
+    client.pexpire(name_of(namespace, 1), 0)
+    assert tier.load([1])[0].outcome is Outcome.ABSENT
+    tier.store(range(100, 130))
+    assert client.exists(name_of(namespace, 2)) == 1
+    client.close()

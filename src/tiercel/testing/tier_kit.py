@@ -68,11 +68,18 @@ class TierDriver:
         self.results: dict[tuple[int, bytes], KeyResult] = {}
 
     def submit_store(
-        self, ids: Sequence[int], group_idx: int = PAGES, *, data: Bytes | None = None, deadline_s: float = FOREVER_S
+        self,
+        ids: Sequence[int],
+        group_idx: int = PAGES,
+        *,
+        data: Bytes | None = None,
+        deadline_s: float = FOREVER_S,
+        is_pinned: bool = False,
+        ttl_s: float | None = None,
     ) -> int:
         """Store the objects of a chain, or `data` for each, without waiting; return the job."""
         items = [
-            StoreItem(key_of(i), group_idx, depth, body_of(i, group_idx) if data is None else data)
+            StoreItem(key_of(i), group_idx, depth, body_of(i, group_idx) if data is None else data, is_pinned, ttl_s)
             for depth, i in enumerate(ids)
         ]
         self._note(ids, is_load=False)

@@ -13,16 +13,20 @@ chain the tail goes first. Requires: the server's own eviction takes no key with
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from valkey import Valkey
 from valkey.backoff import NoBackoff
 from valkey.retry import Retry
 
+from tiercel.kv.tiers.interface import StoreItem
 from tiercel_tier_valkey.options import ValkeyOptions
 
 # An object's name is kept twice; the rest is what the server was seen to take for an entry of its table and the index.
 _ENTRY_BYTES = 160
+
+_PIN_S = 10**10  # what a pin adds to a score: more than any time
 
 # Where nothing is given up, SET is the first to write: a server without memory refuses a script's first write only.
 _STORE = """
@@ -42,10 +46,15 @@ if redis.call('EXISTS', KEYS[3]) == 0 then
             n_evicted = n_evicted + 1
         end
     end
-    redis.call('SET', KEYS[3], ARGV[4])
+    if ARGV[6] == '0' then redis.call('SET', KEYS[3], ARGV[4])
+    else redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[6]) end
     used = used + charge
+elseif ARGV[6] == '0' then redis.call('PERSIST', KEYS[3])
+else
+    local left = redis.call('PTTL', KEYS[3])
+    if left >= 0 and left < tonumber(ARGV[6]) then redis.call('PEXPIRE', KEYS[3], ARGV[6]) end
 end
-redis.call('ZADD', KEYS[1], 'GT', score, KEYS[3])
+redis.call('ZADD', KEYS[1], 'GT', score + tonumber(ARGV[5]), KEYS[3])
 redis.call('SET', KEYS[2], used)
 return {redis.call('ZCARD', KEYS[1]), used, n_evicted}
 """
@@ -115,12 +124,14 @@ class ValkeyServer:
         found: list[bytes | None] = self._client.mget([self._name(key, group_idx) for key, group_idx in items])
         return found
 
-    def store(self, items: Sequence[tuple[bytes, int, int, bytes]], capacity_bytes: int) -> Held:
-        """Store objects (key, group, depth, data each), giving up others for them."""
+    def store(self, items: Sequence[StoreItem], capacity_bytes: int) -> Held:
+        """Store objects, giving up others for them."""
         with self._client.pipeline(transaction=False) as pipe:
-            for key, group_idx, depth, data in items:
-                name, charge = self._name(key, group_idx), self._charges[group_idx]
-                pipe.eval(_STORE, 3, self._index, self._used, name, capacity_bytes, charge, depth, data)
+            for item in items:
+                name, charge = self._name(item.key, item.group_idx), self._charges[item.group_idx]
+                ttl_ms = 0 if item.ttl_s is None else max(1, ceil(item.ttl_s * 1000))
+                words = (capacity_bytes, charge, item.depth, item.data, _PIN_S * item.is_pinned, ttl_ms)
+                pipe.eval(_STORE, 3, self._index, self._used, name, *words)
             told = pipe.execute()
         return Held(told[-1][0], told[-1][1], sum(one[2] for one in told))
 

@@ -25,6 +25,7 @@ from tiercel.kv.tiers.interface import (
     KeyResult,
     LoadJob,
     Outcome,
+    StoreItem,
     StoreJob,
     TierCounters,
     Usage,
@@ -51,11 +52,16 @@ class _Load:
 
 @dataclass(slots=True, eq=False)
 class _Store:
-    key: bytes
-    group_idx: int
-    depth: int
-    data: bytes
+    item: StoreItem  # with a copy of its data
     waiters: list[tuple[int, float]]
+
+    @property
+    def key(self) -> bytes:
+        return self.item.key
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.item.data)
 
 
 class ValkeyTier:
@@ -146,12 +152,12 @@ class ValkeyTier:
                 if same is not None:
                     same.waiters.append((job.job_id, job.deadline_s))
                     continue
-                why = self._why_not_stored(item.key, item.group_idx, n_bytes, job.deadline_s)
+                why = self._why_not_stored(item, n_bytes, job.deadline_s)
                 if why is not None:
                     self._report(job.job_id, item.key, *why)
                     continue
                 waiters = [(job.job_id, job.deadline_s)]
-                store = _Store(item.key, item.group_idx, item.depth, bytes(item.data), waiters)
+                store = _Store(replace(item, data=bytes(item.data)), waiters)
                 self._storing[item.key] = store
                 self._stores.append(store)
                 self._queued_bytes += n_bytes
@@ -214,7 +220,7 @@ class ValkeyTier:
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         with self._changed:
-            assert sum(len(store.data) for store in self._stores) == self._queued_bytes, "valkey: stores are miscounted"
+            assert sum(store.n_bytes for store in self._stores) == self._queued_bytes, "valkey: stores are miscounted"
             assert self._queued_bytes <= self._options.queue_size, "valkey: the queue of stores is too long"
             assert len(self._loads) <= _N_LOADS, "valkey: the queue of loads is too long"
             assert all(load.waiters for load in self._loads), "valkey: a load that nobody waits for is queued"
@@ -301,7 +307,7 @@ class ValkeyTier:
 
     def _store(self, stores: list[_Store], generation: int) -> None:
         start_s = perf_counter()
-        held = self._server.store([(s.key, s.group_idx, s.depth, s.data) for s in stores], self._capacity_bytes)
+        held = self._server.store([store.item for store in stores], self._capacity_bytes)
         with self._changed:
             self._note_success(held if generation == self._generation else None)
             if generation != self._generation:
@@ -309,8 +315,8 @@ class ValkeyTier:
             self._counters.write_s += perf_counter() - start_s
             for store in stores:
                 self._counters.n_stored += 1
-                self._counters.written_bytes += len(store.data)
-                self._believe(store.key, store.group_idx)
+                self._counters.written_bytes += store.n_bytes
+                self._believe(store.key, store.item.group_idx)
                 self._finish_store(store, Outcome.DONE)
 
     def _next_loads(self) -> list[_Load]:
@@ -338,33 +344,32 @@ class ValkeyTier:
         n_bytes, now_s = 0, self._clock()
         while self._stores and len(stores) < self._options.batch_objects and n_bytes < self._options.batch_size:
             store = self._stores.popleft()
-            self._queued_bytes -= len(store.data)
+            self._queued_bytes -= store.n_bytes
             self._drop_late(store, now_s)
             if store.waiters:
                 stores.append(store)
-                n_bytes += len(store.data)
+                n_bytes += store.n_bytes
             else:
                 self._finish_store(store, Outcome.LATE)
         return stores
 
     # Small steps. The lock is held.
 
-    def _why_not_stored(
-        self, key: bytes, group_idx: int, n_bytes: int, deadline_s: float
-    ) -> tuple[Outcome, str] | None:
-        needed = self._identity.groups[group_idx].object_bytes
+    def _why_not_stored(self, item: StoreItem, n_bytes: int, deadline_s: float) -> tuple[Outcome, str] | None:
+        needed = self._identity.groups[item.group_idx].object_bytes
         if self._is_closed:
             return Outcome.CANCELLED, "closed"
         if n_bytes != needed:
             return Outcome.FAILED, f"{n_bytes} bytes; needs {needed}"
         if deadline_s <= self._clock():
             return Outcome.LATE, ""
-        known_idx, until_s = self._beliefs.get(key, (None, 0.0))
-        if known_idx is not None and until_s > self._clock():
+        known_idx, until_s = self._beliefs.get(item.key, (None, 0.0))
+        has_hint = item.is_pinned or item.ttl_s is not None  # which the server is to hear
+        if known_idx is not None and until_s > self._clock() and not has_hint:
             return Outcome.DONE, ""
         if self._is_left_alone():
             return Outcome.REFUSED, "the server is left alone"
-        if self._server.charge(group_idx) > self._capacity_bytes:
+        if self._server.charge(item.group_idx) > self._capacity_bytes:
             return Outcome.REFUSED, "larger than the tier"
         if self._queued_bytes + n_bytes > self._options.queue_size:
             return Outcome.REFUSED, "too many stores are queued"

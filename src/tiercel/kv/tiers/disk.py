@@ -17,6 +17,7 @@ a folder, and a capacity, of its own. Files are readable by their owner only; no
 
 import errno
 import logging
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from threading import Thread
 from time import perf_counter
 
 from tiercel.kv.tiers.disk_files import FileOps, ObjectFolder
-from tiercel.kv.tiers.disk_index import Hint, read_hints
+from tiercel.kv.tiers.disk_index import Found, Hint, read_hints
 from tiercel.kv.tiers.disk_state import DiskLimits, DiskState, QueuedLoad, QueuedStore
 from tiercel.kv.tiers.identity import TierIdentity
 from tiercel.kv.tiers.interface import Clock, Outcome, Usage, Wake
@@ -44,11 +45,15 @@ class DiskTier(DiskState):
         wake: Wake,
         clock: Clock,
         *,
+        wall: Clock = time.time,
         limits: DiskLimits | None = None,
         ops: FileOps | None = None,
     ) -> None:
-        """Start the threads, which make the folder if need be. `capacity_bytes` bounds this identity's files."""
-        super().__init__(identity, capacity_bytes, wake, clock, limits or DiskLimits())
+        """Start the threads, which make the folder if need be. `capacity_bytes` bounds this identity's files.
+
+        `wall` is Unix time, by which objects expire, also over restarts.
+        """
+        super().__init__(identity, capacity_bytes, wake, clock, wall, limits or DiskLimits())
         self._folder = ObjectFolder(path, self._format, ops or FileOps())
         self._hints: dict[bytes, Hint] = {}  # the writer's, from opening until the first scan
         self._is_found = False  # what was found is told once
@@ -118,19 +123,21 @@ class DiskTier(DiskState):
             if found is None:
                 self._note_absent(key)
             elif key not in self._index and key not in self._storing:
-                victims = self._index.make_room(self._format.record_bytes(found[0]))
+                n_bytes = self._format.record_bytes(found.group_idx)
+                victims = None if self._index.has_expired(key, found.expires_s) else self._index.make_room(n_bytes)
                 if victims is None:
-                    self._note_absent(key)  # written by somebody with more room than we may use
+                    self._note_absent(key)  # too old, or written by somebody with more room than we may use
                 else:
-                    self._index.add(key, self._format.record_bytes(found[0]), found[1])
+                    self._index.add(key, Found(n_bytes, found.depth, found.is_pinned, found.expires_s))
                     self._counters.n_evicted += len(victims)
         self._remove(victims or [])
 
     def _load(self, load: QueuedLoad, generation: int) -> None:
-        data, outcome, reason = None, Outcome.DONE, ""
+        data, expires_s, outcome, reason = None, None, Outcome.DONE, ""
         start_s = perf_counter()
         try:
-            data = self._folder.read(load.key, load.group_idx)
+            head, data = self._folder.read(load.key, load.group_idx)
+            expires_s = head.expires_s
         except FileNotFoundError as error:
             outcome = Outcome.ABSENT
             self._note_missing(error)
@@ -142,7 +149,9 @@ class DiskTier(DiskState):
         with self._changed:
             if generation != self._generation:
                 return
-            if data is None:
+            if data is not None and self._index.has_expired(load.key, expires_s):
+                data, outcome = None, Outcome.ABSENT
+            elif data is None:
                 self._index.forget(load.key)
                 self._note_absent(load.key)
                 self._counters.n_load_failures += outcome is Outcome.FAILED
@@ -179,7 +188,7 @@ class DiskTier(DiskState):
         return self._is_closed or self._must_clear or self._must_scan or bool(self._stores and not self._loads)
 
     def _store(self, store: QueuedStore, generation: int) -> None:
-        n_bytes = self._format.record_bytes(store.group_idx)
+        key, n_bytes = store.head.key, self._format.record_bytes(store.head.group_idx)
         if not self._is_open and (self._stores_again_s is None or self._clock() >= self._stores_again_s):
             self._scan(generation)
         with self._changed:
@@ -197,13 +206,13 @@ class DiskTier(DiskState):
         try:
             if was_gone and not self._folder.is_there():
                 raise FileNotFoundError(errno.ENOENT, "the folder is gone")
-            self._folder.write(store.key, store.group_idx, store.depth, store.data)
+            self._folder.write(store.head, store.data)
         except OSError as error:
             self._note_missing(error)
             with self._changed:
                 self._degrade(error)
                 self._counters.n_store_failures += 1
-                self._note_absent(store.key)
+                self._note_absent(key)
                 self._finish_store(store, Outcome.FAILED, error.strerror or type(error).__name__)
             return None
         with self._changed:
@@ -211,18 +220,19 @@ class DiskTier(DiskState):
                 self._must_scan |= was_gone
                 self._is_gone = False
                 self._stores_again_s = None
-                self._absent.pop(store.key, None)
-                self._index.add(store.key, n_bytes, store.depth, tick=store.tick)
+                self._absent.pop(key, None)
+                found = Found(n_bytes, store.head.depth, store.head.is_pinned, store.head.expires_s)
+                self._index.add(key, found, tick=store.tick)
                 self._counters.n_stored += 1
                 self._counters.written_bytes += n_bytes
                 self._counters.write_s += perf_counter() - start_s
                 self._unscanned_bytes += n_bytes
                 self._must_scan |= self._unscanned_bytes > self._index.capacity_bytes // 8
                 self._finish_store(store, Outcome.DONE)
-                victims = self._index.make_room(0, {store.key}) or []  # a reader may have found more meanwhile
+                victims = self._index.make_room(0, {key}) or []  # a reader may have found more meanwhile
                 self._counters.n_evicted += len(victims)
             else:
-                victims = [store.key]
+                victims = [key]
         self._remove(victims)
         return None
 
@@ -294,7 +304,7 @@ class DiskTier(DiskState):
             self._hints = {}
             for key in whole:
                 self._absent.pop(key, None)
-            victims = self._index.make_room(0) or []
+            victims = self._index.drop_expired() + (self._index.make_room(0) or [])
             self._counters.n_evicted += len(victims)
             usage = Usage(len(self._index), self._index.used_bytes, self._index.capacity_bytes)
         self._remove(victims)
@@ -306,24 +316,24 @@ class DiskTier(DiskState):
                 usage.n_objects, usage.used_bytes / mib, usage.capacity_bytes / mib, self._folder.path,
             )  # fmt: skip
 
-    def _examine(self, key: bytes, n_bytes: int) -> tuple[int, int] | None:
-        """Return length and depth of a file that a scan found, or None when it was removed."""
+    def _examine(self, key: bytes, n_bytes: int) -> Found | None:
+        """Return what a file that a scan found says, or None when it was removed."""
         with self._changed:
-            if key in self._index:
-                return n_bytes, 0  # what is known of it stays
+            if self._index.knows(key):
+                return Found(n_bytes, 0)  # what is known of it stays
         hint = self._hints.get(key)
         if hint is not None and hint.n_bytes == n_bytes:
-            return n_bytes, hint.depth
+            return Found(n_bytes, hint.depth, hint.is_pinned, hint.expires_s)
         try:
-            group_idx, depth = self._folder.head(key)
-            if n_bytes != self._format.record_bytes(group_idx):
-                raise InvalidRecord(f"{n_bytes} bytes; needs {self._format.record_bytes(group_idx)}")
+            head = self._folder.head(key)
+            if n_bytes != self._format.record_bytes(head.group_idx):
+                raise InvalidRecord(f"{n_bytes} bytes; needs {self._format.record_bytes(head.group_idx)}")
         except InvalidRecord as error:
             self._discard(key, str(error))
             return None
         except OSError:
             return None  # another process removed it meanwhile
-        return n_bytes, depth
+        return Found(n_bytes, head.depth, head.is_pinned, head.expires_s)
 
     def _save_hints(self) -> None:
         with self._changed:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tiercel.kv.tiers.identity import KEY_BYTES
 from tiercel.kv.tiers.interface import Bytes
-from tiercel.kv.tiers.record import RecordFormat
+from tiercel.kv.tiers.record import InvalidRecord, RecordFormat, RecordHead
 
 _SUFFIX, _TEMP_SUFFIX = ".kv", ".tmp"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -103,29 +103,30 @@ class ObjectFolder:
         name = key.hex()
         return self.path / name[:2] / (name + _SUFFIX)
 
-    def head(self, key: bytes) -> tuple[int, int]:
-        """Return group and depth of an object, from its header and its length.
+    def head(self, key: bytes) -> RecordHead:
+        """Return what an object's header says.
 
         Raises:
             OSError: it is not there, or cannot be read.
             InvalidRecord: it is not that object.
         """
-        found_key, group_idx, depth = self._fmt.read_header(self._ops.read(self.path_of(key), self._fmt.header_bytes))
-        if found_key != key:
-            self._fmt.open(b"", key, group_idx)
-        return group_idx, depth
+        found = self._fmt.read_header(self._ops.read(self.path_of(key), self._fmt.header_bytes))
+        if found.key != key:
+            raise InvalidRecord("another object's record")
+        return found
 
-    def read(self, key: bytes, group_idx: int) -> memoryview:
-        """Return an object's bytes, verified. Raises as `head` does."""
+    def read(self, key: bytes, group_idx: int) -> tuple[RecordHead, memoryview]:
+        """Return what an object's header says, and its bytes, verified. Raises as `head` does."""
         # One byte more than a record has: a longer file is seen to be too long.
         record = self._ops.read(self.path_of(key), self._fmt.record_bytes(group_idx) + 1)
-        return self._fmt.open(record, key, group_idx)
+        body = self._fmt.open(record, key, group_idx)
+        return self._fmt.read_header(record), body
 
-    def write(self, key: bytes, group_idx: int, depth: int, body: Bytes) -> None:
+    def write(self, head: RecordHead, body: Bytes) -> None:
         """Publish an object. Raises OSError, and then leaves nothing."""
-        path = self.path_of(key)
+        path = self.path_of(head.key)
         self._ops.make_folder(path.parent, parents=False)
-        self._publish(path, [self._fmt.header(key, group_idx, depth, body), body])
+        self._publish(path, [self._fmt.header(head, body), body])
 
     def remove(self, key: bytes) -> None:
         """Remove an object, if it is there."""

@@ -1,21 +1,37 @@
-"""The index of a disk tier: what is believed to be on disk, and what goes when room is needed. Knows no file.
+"""The index of a tier: what is believed to be held, and what goes when room is needed. Knows no file.
+
+First goes what has expired, then what is worth least, and what is pinned when nothing else is left. What has expired is
+not found any more, and counts until it is dropped.
 
 Invariants, verified by `check`: `used_bytes` is the sum of the objects' lengths; no object was used after `tick`.
 """
 
+import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
+from math import ceil
 from zlib import crc32
 
 import msgspec
 
+from tiercel.kv.tiers.interface import Clock
 from tiercel.kv.tiers.policy import keep_score
 
 _HALF_LIFE_MIN = 1024
-_VERSION = 1
+_VERSION = 2
 # When room is needed, so much of the capacity is freed: scoring all objects for each store would be quadratic.
 _SLACK = 1 / 64
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a file says of its object. `expires_s` is Unix time, or None: never."""
+
+    n_bytes: int
+    depth: int
+    is_pinned: bool = False
+    expires_s: int | None = None
 
 
 @dataclass(slots=True)
@@ -26,6 +42,8 @@ class Known:
     depth: int
     n_uses: int
     tick: int
+    is_pinned: bool
+    expires_s: int | None
 
 
 class Hint(msgspec.Struct, array_like=True, frozen=True):
@@ -36,14 +54,18 @@ class Hint(msgspec.Struct, array_like=True, frozen=True):
     depth: int
     n_uses: int
     age: int
+    is_pinned: bool
+    expires_s: int | None
 
 
 class DiskIndex:
     """Objects by key, with the uses that decide who stays. Owner: the tier, under its lock."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, wall: Clock = time.time) -> None:
+        """Know nothing. `wall` gives Unix time, by which objects expire."""
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
+        self._wall = wall
         self._known: dict[bytes, Known] = {}
         self._tick = 0
 
@@ -51,18 +73,40 @@ class DiskIndex:
         return len(self._known)
 
     def __contains__(self, key: bytes) -> bool:
+        known = self._known.get(key)
+        return known is not None and (known.expires_s is None or known.expires_s > self._wall())
+
+    def knows(self, key: bytes) -> bool:
+        """Say whether an object is counted, expired or not."""
         return key in self._known
+
+    def has_expired(self, key: bytes, expires_s: int | None) -> bool:
+        """Say whether an object is too old, by what is known of it, or else by what its file says."""
+        known = self._known.get(key)
+        end_s = expires_s if known is None else known.expires_s
+        return end_s is not None and end_s <= self._wall()
+
+    def expiry(self, ttl_s: float | None) -> int | None:
+        """Return when an object ends that is stored now: a whole second of Unix time, not before its time to live."""
+        return None if ttl_s is None else max(1, ceil(self._wall() + ttl_s))
 
     def advance(self) -> int:
         """Let time pass by one use; return the time."""
         self._tick += 1
         return self._tick
 
-    def add(self, key: bytes, n_bytes: int, depth: int, *, n_uses: int = 0, tick: int | None = None) -> None:
+    def add(self, key: bytes, found: Found, *, n_uses: int = 0, tick: int | None = None) -> None:
         """Note an object, last used at `tick` (or now), in place of what was known of its key."""
         self.forget(key)
-        self._known[key] = Known(n_bytes, depth, n_uses, self._tick if tick is None else tick)
-        self.used_bytes += n_bytes
+        when = self._tick if tick is None else tick
+        self._known[key] = Known(found.n_bytes, found.depth, n_uses, when, found.is_pinned, found.expires_s)
+        self.used_bytes += found.n_bytes
+
+    def renew(self, key: bytes, *, is_pinned: bool, expires_s: int | None) -> None:
+        """Note that a known object was stored once more: the later end counts, and a pin stays."""
+        known = self._known[key]
+        known.is_pinned |= is_pinned
+        known.expires_s = None if None in (known.expires_s, expires_s) else max(known.expires_s or 0, expires_s or 0)
 
     def forget(self, key: bytes) -> None:
         """Drop an object, if it is known."""
@@ -79,18 +123,27 @@ class DiskIndex:
                 known.n_uses += 1
                 known.tick = self._tick
 
-    def merge(self, found: dict[bytes, tuple[int, int]], hints: dict[bytes, Hint]) -> None:
-        """Take what a scan found (key -> length and depth) for the truth; hints and what was known tell their uses."""
+    def merge(self, found: dict[bytes, Found], hints: dict[bytes, Hint]) -> None:
+        """Take what a scan found for the truth; hints and what was known tell uses, pins and ends."""
         before = self._known
         self._known, self.used_bytes = {}, 0
-        for key, (n_bytes, depth) in found.items():
+        for key, it in found.items():
             known, hint = before.get(key), hints.get(key)
             if known is not None:
-                self.add(key, n_bytes, known.depth, n_uses=known.n_uses, tick=known.tick)
+                self._known[key] = replace(known, n_bytes=it.n_bytes)
+                self.used_bytes += it.n_bytes
             elif hint is not None:
-                self.add(key, n_bytes, depth, n_uses=hint.n_uses, tick=self._tick - hint.age)
+                self.add(key, it, n_uses=hint.n_uses, tick=self._tick - hint.age)
             else:
-                self.add(key, n_bytes, depth)
+                self.add(key, it)
+
+    def drop_expired(self) -> list[bytes]:
+        """Drop the objects that have expired; return their keys."""
+        now_s = self._wall()
+        ended = [key for key, known in self._known.items() if known.expires_s is not None and known.expires_s <= now_s]
+        for key in ended:
+            self.forget(key)
+        return ended
 
     def clear(self) -> None:
         """Drop all."""
@@ -111,9 +164,10 @@ class DiskIndex:
         excess += int(self.capacity_bytes * _SLACK)
         half_life = max(_HALF_LIFE_MIN, len(self._known))
         candidates = [key for key in self._known if key not in keep]
+        now_s = self._wall()
         n_most = min(len(candidates), 1 + excess // max(1, min(k.n_bytes for k in self._known.values())))
         victims = []
-        for key in nsmallest(n_most, candidates, key=lambda key: self._score(key, half_life)):
+        for key in nsmallest(n_most, candidates, key=lambda key: self._score(key, half_life, now_s)):
             if excess <= 0:
                 break
             excess -= self._known[key].n_bytes
@@ -123,7 +177,10 @@ class DiskIndex:
 
     def dump(self, identity_name: str) -> bytes:
         """Return hints for the next start of a tier of that identity."""
-        hints = [Hint(key, k.n_bytes, k.depth, k.n_uses, self._tick - k.tick) for key, k in self._known.items()]
+        hints = [
+            Hint(key, k.n_bytes, k.depth, k.n_uses, self._tick - k.tick, k.is_pinned, k.expires_s)
+            for key, k in self._known.items()
+        ]
         data = msgspec.msgpack.encode((_VERSION, identity_name, hints))
         return crc32(data).to_bytes(4, "little") + data
 
@@ -132,9 +189,11 @@ class DiskIndex:
         assert self.used_bytes == sum(k.n_bytes for k in self._known.values()), "kv.tiers: the index is miscounted"
         assert all(k.tick <= self._tick for k in self._known.values()), "kv.tiers: an object used in the future"
 
-    def _score(self, key: bytes, half_life: int) -> float:
+    def _score(self, key: bytes, half_life: int, now_s: float) -> tuple[bool, float]:
         known = self._known[key]
-        return keep_score(known.n_uses, self._tick - known.tick, known.depth, half_life)
+        if known.expires_s is not None and known.expires_s <= now_s:
+            return False, -1.0
+        return known.is_pinned, keep_score(known.n_uses, self._tick - known.tick, known.depth, half_life)
 
 
 def read_hints(data: bytes | None, identity_name: str) -> dict[bytes, Hint]:

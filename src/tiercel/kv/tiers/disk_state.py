@@ -19,12 +19,13 @@ from tiercel.kv.tiers.interface import (
     KeyResult,
     LoadJob,
     Outcome,
+    StoreItem,
     StoreJob,
     TierCounters,
     Usage,
     Wake,
 )
-from tiercel.kv.tiers.record import RecordFormat
+from tiercel.kv.tiers.record import RecordFormat, RecordHead
 
 _N_ABSENT_MAX = 65_536  # keys known to be absent: 8 MiB at most
 
@@ -55,9 +56,7 @@ class QueuedLoad:
 class QueuedStore:
     """One object to write, and who waits for it."""
 
-    key: bytes
-    group_idx: int
-    depth: int
+    head: RecordHead
     data: bytes
     tick: int
     waiters: list[tuple[int, float]]
@@ -67,7 +66,7 @@ class DiskState:
     """All of `kv.tiers.interface.Tier` but `close`."""
 
     def __init__(
-        self, identity: TierIdentity, capacity_bytes: int, wake: Wake, clock: Clock, limits: DiskLimits
+        self, identity: TierIdentity, capacity_bytes: int, wake: Wake, clock: Clock, wall: Clock, limits: DiskLimits
     ) -> None:
         self._limits = limits
         self._format = RecordFormat(identity)
@@ -75,7 +74,7 @@ class DiskState:
         self._wake = wake
         self._clock = clock
         self._changed = Condition()  # guards all below
-        self._index = DiskIndex(capacity_bytes)
+        self._index = DiskIndex(capacity_bytes, wall)
         self._absent: dict[bytes, float] = {}  # until when
         self._probes: deque[bytes] = deque()
         self._probing: set[bytes] = set()
@@ -115,7 +114,7 @@ class DiskState:
                     self._report(job.job_id, item.key, Outcome.LATE)
                 elif same is not None:
                     same.waiters.append(waiter)
-                elif self._must_clear or self._is_gone:
+                elif self._must_clear or self._is_gone or self._index.has_expired(item.key, None):
                     self._report(job.job_id, item.key, Outcome.ABSENT)
                 elif len(self._loads) >= self._limits.n_queued_loads:
                     self._report(job.job_id, item.key, Outcome.REFUSED, "too many loads are queued")
@@ -137,12 +136,14 @@ class DiskState:
                 if same is not None:
                     same.waiters.append((job.job_id, job.deadline_s))
                     continue
-                outcome, reason = self._why_not_stored(item.key, item.group_idx, len(data), job.deadline_s)
+                outcome, reason = self._why_not_stored(item, len(data), job.deadline_s)
                 if outcome is not None:
                     self._report(job.job_id, item.key, outcome, reason)
                     continue
                 waiters = [(job.job_id, job.deadline_s)]
-                store = QueuedStore(item.key, item.group_idx, item.depth, bytes(data), tick, waiters)
+                expires_s = self._index.expiry(item.ttl_s)
+                head = RecordHead(item.key, item.group_idx, item.depth, item.is_pinned, expires_s)
+                store = QueuedStore(head, bytes(data), tick, waiters)
                 self._storing[item.key] = store
                 self._stores.append(store)
                 self._queued_store_bytes += len(data)
@@ -213,21 +214,21 @@ class DiskState:
             self._changed.notify_all()
         return Answer.UNKNOWN
 
-    def _why_not_stored(
-        self, key: bytes, group_idx: int, n_bytes: int, deadline_s: float
-    ) -> tuple[Outcome | None, str]:
+    def _why_not_stored(self, item: StoreItem, n_bytes: int, deadline_s: float) -> tuple[Outcome | None, str]:
+        needed = self._identity.groups[item.group_idx].object_bytes
         if self._is_closed:
             return Outcome.CANCELLED, "closed"
-        if n_bytes != self._identity.groups[group_idx].object_bytes:
-            return Outcome.FAILED, f"{n_bytes} bytes; needs {self._identity.groups[group_idx].object_bytes}"
+        if n_bytes != needed:
+            return Outcome.FAILED, f"{n_bytes} bytes; needs {needed}"
         if deadline_s <= self._clock():
             return Outcome.LATE, ""
-        if key in self._index:
-            self._index.use([key])
+        if item.key in self._index:
+            self._index.use([item.key])
+            self._index.renew(item.key, is_pinned=item.is_pinned, expires_s=self._index.expiry(item.ttl_s))
             return Outcome.DONE, ""
         if self._stores_again_s is not None and self._clock() < self._stores_again_s:
             return Outcome.REFUSED, "the disk failed before"
-        if self._format.record_bytes(group_idx) > self._index.capacity_bytes:
+        if self._format.record_bytes(item.group_idx) > self._index.capacity_bytes:
             return Outcome.REFUSED, "larger than the tier"
         if self._queued_store_bytes + n_bytes > self._limits.queued_store_bytes:
             return Outcome.REFUSED, "too many stores are queued"
@@ -251,10 +252,10 @@ class DiskState:
 
     def _finish_store(self, store: QueuedStore, outcome: Outcome, reason: str = "") -> None:
         for job_id, _ in store.waiters:
-            self._report(job_id, store.key, outcome, reason)
+            self._report(job_id, store.head.key, outcome, reason)
         store.waiters.clear()
-        if self._storing.get(store.key) is store:
-            del self._storing[store.key]
+        if self._storing.get(store.head.key) is store:
+            del self._storing[store.head.key]
 
     def _cancel_all(self, reason: str) -> None:
         for load in list(self._loading.values()):

@@ -29,7 +29,7 @@ from tiercel.kv.tiers.interface import (
     TierCounters,
     Usage,
 )
-from tiercel.kv.tiers.record import InvalidRecord, RecordFormat
+from tiercel.kv.tiers.record import InvalidRecord, RecordFormat, RecordHead
 
 _log = logging.getLogger(__name__)
 
@@ -289,7 +289,8 @@ def sealed_identity(identity: TierIdentity) -> TierIdentity:
 
 
 def _sealed(fmt: RecordFormat, item: StoreItem) -> StoreItem:
-    return replace(item, data=fmt.header(item.key, item.group_idx, item.depth, item.data) + bytes(item.data))
+    head = RecordHead(item.key, item.group_idx, item.depth)  # how long it stays is the tier's affair
+    return replace(item, data=fmt.header(head, item.data) + bytes(item.data))
 
 
 def _bound(known: dict[bytes, None] | dict[bytes, float] | dict[tuple[int, bytes], None]) -> None:

@@ -65,12 +65,19 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoreItem:
-    """One object to store. `depth` is the number of pages before it in its chain: heads (0) are worth the most."""
+    """One object to store. `depth` is the number of pages before it in its chain: heads (0) are worth the most.
+
+    A request's `cache_hint` comes here: what is pinned is given up only when all else is gone, and nobody gets what is
+    older than its `ttl_s` (None: no limit). Storing what is held already renews both: the later end counts, and a pin
+    stays until then.
+    """
 
     key: bytes
     group_idx: int
     depth: int
     data: Bytes
+    is_pinned: bool = False
+    ttl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

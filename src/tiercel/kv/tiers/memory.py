@@ -4,10 +4,11 @@ Everything happens in the owner's calls: a store copies, a load hands out what i
 the process. Where the page pool is host memory already, more pages do the same without a copy.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tiercel.kv.tiers.disk_index import DiskIndex
+from tiercel.kv.tiers.disk_index import DiskIndex, Found
 from tiercel.kv.tiers.identity import TierIdentity
 from tiercel.kv.tiers.interface import (
     Answer,
@@ -26,12 +27,14 @@ from tiercel.kv.tiers.interface import (
 class MemoryTier:
     """Meets `kv.tiers.interface.Tier`."""
 
-    def __init__(self, identity: TierIdentity, capacity_bytes: int, wake: Wake, clock: Clock) -> None:
-        """Hold nothing yet. `capacity_bytes` bounds the objects' own bytes."""
+    def __init__(
+        self, identity: TierIdentity, capacity_bytes: int, wake: Wake, clock: Clock, *, wall: Clock = time.time
+    ) -> None:
+        """Hold nothing yet. `capacity_bytes` bounds the objects' own bytes; `wall` is Unix time, for times to live."""
         self._identity = identity
         self._wake = wake
         self._clock = clock
-        self._index = DiskIndex(capacity_bytes)
+        self._index = DiskIndex(capacity_bytes, wall)
         self._held: dict[bytes, bytes] = {}
         self._results: list[KeyResult] = []
         self._counters = TierCounters()
@@ -39,7 +42,7 @@ class MemoryTier:
 
     def lookup(self, key: bytes) -> Answer:
         """Answer at once."""
-        is_hit = key in self._held
+        is_hit = key in self._index
         self._counters.n_queries += 1
         self._counters.n_hits += is_hit
         return Answer.HIT if is_hit else Answer.MISS
@@ -48,7 +51,7 @@ class MemoryTier:
         """Hand out what is held, without a copy: it never changes."""
         start_s = self._clock()
         for item in job.items:
-            data = self._held.get(item.key)
+            data = self._held[item.key] if item.key in self._index else None
             outcome, reason = self._why_not(job.deadline_s)
             if outcome is None and data is None:
                 outcome = Outcome.ABSENT
@@ -126,9 +129,13 @@ class MemoryTier:
         needed = self._n_bytes(item.group_idx)
         if len(data) != needed:
             return Outcome.FAILED, f"{len(data)} bytes; needs {needed}"
-        if item.key in self._held:
+        expires_s = self._index.expiry(item.ttl_s)
+        if item.key in self._index:
             self._index.use([item.key])
+            self._index.renew(item.key, is_pinned=item.is_pinned, expires_s=expires_s)
             return Outcome.DONE, ""
+        self._index.forget(item.key)  # it has expired, if it is known
+        self._held.pop(item.key, None)
         victims = self._index.make_room(needed)
         if victims is None:
             return Outcome.REFUSED, "larger than the tier"
@@ -136,7 +143,7 @@ class MemoryTier:
             del self._held[key]
         self._counters.n_evicted += len(victims)
         self._held[item.key] = bytes(data)
-        self._index.add(item.key, needed, item.depth, tick=tick)
+        self._index.add(item.key, Found(needed, item.depth, item.is_pinned, expires_s), tick=tick)
         self._counters.n_stored += 1
         self._counters.written_bytes += needed
         return Outcome.DONE, ""

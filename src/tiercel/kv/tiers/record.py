@@ -6,23 +6,36 @@ checksum, its identity, its key and its body's checksum are what they must be, o
 
 import json
 import struct
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from zlib import crc32
 
 from tiercel.kv.tiers.identity import ObjectGroup, TierIdentity
 from tiercel.kv.tiers.interface import Bytes
 
 MAGIC = b"TIERCLKV"
-VERSION = 1
-# magic, version, header_bytes, key, model, weights, layout, group_idx, flags, text_bytes, depth, 0, body_bytes, crc
-_FIXED = struct.Struct("<8sII32s32s32s32sHHIIIQI")
+VERSION = 2
+# magic, version, header_bytes, key, model, weights, layout, group_idx, flags, text_bytes, expires_s, body_bytes, depth,
+# the body's crc
+_FIXED = struct.Struct("<8sII32s32s32s32sHHIQQII")
 _CRC = struct.Struct("<I")
 _ALIGN = 64
 HEADER_BYTES_MAX = 4096
+_PINNED = 1  # the one flag
 
 
 class InvalidRecord(ValueError):
     """These bytes are not the object that was asked for; the message says which check failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """What a header says of its object. `expires_s` is Unix time, or None: never."""
+
+    key: bytes
+    group_idx: int
+    depth: int
+    is_pinned: bool = False
+    expires_s: int | None = None
 
 
 class RecordFormat:
@@ -40,19 +53,19 @@ class RecordFormat:
         """Return the length of a record of the group."""
         return self.header_bytes + self.identity.groups[group_idx].object_bytes
 
-    def header(self, key: bytes, group_idx: int, depth: int, body: Bytes) -> bytes:
+    def header(self, head: RecordHead, body: Bytes) -> bytes:
         """Make the header that stands before `body`. Requires: the body has its group's length."""
-        text = self._texts[group_idx]
+        text = self._texts[head.group_idx]
         n_body = len(memoryview(body).cast("B"))
         fixed = _FIXED.pack(
-            MAGIC, VERSION, self.header_bytes, key, *self._digests, group_idx, 0, len(text), depth, 0, n_body,
-            crc32(body, crc32(key)),
+            MAGIC, VERSION, self.header_bytes, head.key, *self._digests, head.group_idx, _PINNED * head.is_pinned,
+            len(text), head.expires_s or 0, n_body, head.depth, crc32(body, crc32(head.key)),
         )  # fmt: skip
         front = (fixed + text).ljust(self.header_bytes - _CRC.size, b"\0")
         return front + _CRC.pack(crc32(front))
 
-    def read_header(self, header: Bytes) -> tuple[bytes, int, int]:
-        """Return key, group and depth of a record that begins with `header`.
+    def read_header(self, header: Bytes) -> RecordHead:
+        """Return what a record that begins with `header` says of its object.
 
         Raises:
             InvalidRecord: it is damaged, of another version, or of another identity.
@@ -61,7 +74,7 @@ class RecordFormat:
             raise InvalidRecord(f"{len(header)} bytes, a header has {self.header_bytes}")
         front = bytes(header[: self.header_bytes])
         fields = _FIXED.unpack_from(front)
-        magic, version, n_header, key, *digests, group_idx, flags, n_text, depth, reserved, n_body, _ = fields
+        magic, version, n_header, key, *digests, group_idx, flags, n_text, expires_s, n_body, depth, _ = fields
         if magic != MAGIC or version != VERSION:
             raise InvalidRecord(f"magic {magic!r}, version {version}; needs {MAGIC!r}, {VERSION}")
         if n_header != self.header_bytes or _CRC.unpack(front[-_CRC.size :])[0] != crc32(front[: -_CRC.size]):
@@ -71,9 +84,9 @@ class RecordFormat:
                 raise InvalidRecord(f"made for another {name}")
         if group_idx >= len(self._texts) or front[_FIXED.size : _FIXED.size + n_text] != self._texts[group_idx]:
             raise InvalidRecord(f"group {group_idx} means something else")
-        if flags or reserved or n_body != self.identity.groups[group_idx].object_bytes:
-            raise InvalidRecord(f"a body of {n_body} bytes, flags {flags}, {reserved}")
-        return key, group_idx, depth
+        if flags & ~_PINNED or n_body != self.identity.groups[group_idx].object_bytes:
+            raise InvalidRecord(f"a body of {n_body} bytes, flags {flags}")
+        return RecordHead(key, group_idx, depth, bool(flags & _PINNED), expires_s or None)
 
     def open(self, record: Bytes, key: bytes, group_idx: int) -> memoryview:
         """Return the body of a whole record, which must be that object; it shares the record's memory.
@@ -81,8 +94,8 @@ class RecordFormat:
         Raises:
             InvalidRecord: it is not, or a byte of it changed.
         """
-        found_key, found_group_idx, _ = self.read_header(record)
-        if (found_key, found_group_idx) != (key, group_idx):
+        found = self.read_header(record)
+        if (found.key, found.group_idx) != (key, group_idx):
             raise InvalidRecord("another object's record")
         if len(record) != self.record_bytes(group_idx):
             raise InvalidRecord(f"{len(record)} bytes; needs {self.record_bytes(group_idx)}")

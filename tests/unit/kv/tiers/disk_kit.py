@@ -56,10 +56,11 @@ class FaultyOps(FileOps):
 
 
 @contextmanager
-def opened(path, *, capacity_bytes=1 << 20, ops=None, clock=None, limits=None, identity=IDENTITY):
+def opened(path, *, capacity_bytes=1 << 20, ops=None, clock=None, wall=None, limits=None, identity=IDENTITY):
     """Give a driver of a tier whose first scan is over."""
     woken, clock = Event(), clock or VirtualClock()
-    tier = DiskTier(identity, path, capacity_bytes, woken.set, clock, ops=ops, limits=limits)
+    wall = wall or VirtualClock()
+    tier = DiskTier(identity, path, capacity_bytes, woken.set, clock, wall=wall, ops=ops, limits=limits)
     try:
         assert tier.drain(PATIENCE_S)
         yield TierDriver(tier, woken, clock)

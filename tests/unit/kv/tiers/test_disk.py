@@ -5,6 +5,7 @@ from disk_kit import FaultyOps, files, opened
 
 from tiercel.kv.tiers.disk_state import DiskLimits
 from tiercel.kv.tiers.interface import Answer, Outcome
+from tiercel.testing.clock import VirtualClock
 from tiercel.testing.tier_kit import IDENTITY, PATIENCE_S, body_of, bytes_of, key_of
 
 
@@ -112,3 +113,38 @@ def test_a_reset_just_before_the_end_is_carried_out(tmp_path):
         tier.store([1, 2])
         tier.tier.reset()
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("keeps_index", [True, False])
+def test_a_time_to_live_and_a_pin_hold_over_a_restart(tmp_path, keeps_index):
+    wall = VirtualClock(1000.0)
+    with opened(tmp_path, capacity_bytes=20_000, wall=wall) as tier:
+        tier.submit_store([1], ttl_s=50.0)
+        tier.submit_store([2], is_pinned=True)
+        tier.finish()
+        tier.store(range(10, 20))
+    if not keeps_index:
+        (tmp_path / IDENTITY.name() / "index").unlink()
+    wall.advance(49.0)
+    with opened(tmp_path, capacity_bytes=20_000, wall=wall) as tier:
+        assert [tier.lookup(i) for i in (1, 2)] == [Answer.HIT] * 2
+        assert bytes_of(tier.load([1])[0]) == body_of(1)
+        wall.advance(1.0)
+        assert tier.lookup(1) is Answer.MISS
+        assert tier.load([1])[0].outcome is Outcome.ABSENT
+        tier.store(range(100, 130))
+        assert tier.lookup(2) is Answer.HIT, "a pin outlives what is used more lately"
+        assert key_of(1).hex() not in {path.stem for path in files(tmp_path)}
+
+
+def test_what_another_process_stored_with_a_time_to_live_ends_for_everybody(tmp_path):
+    wall = VirtualClock(1000.0)
+    with opened(tmp_path, wall=wall) as one, opened(tmp_path, wall=wall) as other:
+        one.submit_store([1, 2], ttl_s=10.0)
+        one.finish()
+        assert other.lookup(1) is Answer.HIT
+        wall.advance(10.0)
+        assert [other.lookup(i) for i in (1, 2)] == [Answer.MISS] * 2
+        assert [result.outcome for result in other.load([1, 2])] == [Outcome.ABSENT] * 2
+        assert one.store([1]) == [Outcome.DONE], "what has expired can be stored anew"
+        assert bytes_of(one.load([1])[0]) == body_of(1)

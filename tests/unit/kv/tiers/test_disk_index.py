@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiercel.kv.tiers.disk_index import DiskIndex, read_hints
+from tiercel.kv.tiers.disk_index import DiskIndex, Found, read_hints
+from tiercel.testing.clock import VirtualClock
 
 CHAINS = 5
 
@@ -32,7 +33,7 @@ def test_no_object_outlives_the_one_before_it_in_its_chain(history):
             index.use([(chain, depth) for depth in range(known)])
             for depth in range(known, max(n, known)):
                 index.make_room(10, {(chain, d) for d in range(depth)})
-                index.add((chain, depth), 10, depth, tick=tick)
+                index.add((chain, depth), Found(10, depth), tick=tick)
         else:
             assert index.make_room(10 * n) is not None
             assert index.used_bytes + 10 * n <= 400
@@ -45,7 +46,7 @@ def test_no_object_outlives_the_one_before_it_in_its_chain(history):
 def test_what_is_used_more_outlives_what_is_used_less():
     index = DiskIndex(100)
     for key in (b"a", b"b", b"c"):
-        index.add(key, 30, 0)
+        index.add(key, Found(30, 0))
     index.use([b"a"])
     index.use([b"c"])
     assert index.make_room(30) == [b"b"]
@@ -53,8 +54,8 @@ def test_what_is_used_more_outlives_what_is_used_less():
 
 def test_a_use_long_ago_counts_less_than_one_just_now():
     index = DiskIndex(100)
-    index.add(b"old", 40, 0)
-    index.add(b"new", 40, 0)
+    index.add(b"old", Found(40, 0))
+    index.add(b"new", Found(40, 0))
     for _ in range(3):
         index.use([b"old"])
     for _ in range(5000):
@@ -65,8 +66,8 @@ def test_a_use_long_ago_counts_less_than_one_just_now():
 
 def test_what_must_stay_is_not_dropped_and_nothing_else_is_then():
     index = DiskIndex(100)
-    index.add(b"a", 60, 0)
-    index.add(b"b", 30, 5)
+    index.add(b"a", Found(60, 0))
+    index.add(b"b", Found(30, 5))
     assert index.make_room(50, {b"a"}) is None
     assert len(index) == 2
     assert index.make_room(101) is None
@@ -75,8 +76,8 @@ def test_what_must_stay_is_not_dropped_and_nothing_else_is_then():
 
 def test_hints_come_back_as_they_were_written():
     index = DiskIndex(100)
-    index.add(bytes(32), 30, 2)
-    index.add(b"\1" * 32, 40, 0)
+    index.add(bytes(32), Found(30, 2))
+    index.add(b"\1" * 32, Found(40, 0))
     index.use([bytes(32)])
     hints = read_hints(index.dump("x"), "x")
     assert {k: (h.n_bytes, h.depth, h.n_uses, h.age) for k, h in hints.items()} == {
@@ -84,7 +85,7 @@ def test_hints_come_back_as_they_were_written():
         b"\1" * 32: (40, 0, 0, 1),
     }
     again = DiskIndex(100)
-    again.merge({bytes(32): (30, 2), b"\2" * 32: (10, 1)}, hints)
+    again.merge({bytes(32): Found(30, 2), b"\2" * 32: Found(10, 1)}, hints)
     again.check()
     assert (len(again), again.used_bytes) == (2, 40)
     assert again.make_room(61) == [b"\2" * 32]
@@ -97,10 +98,49 @@ def test_hints_that_cannot_be_read_are_none(data):
 
 def test_hints_of_another_identity_or_with_a_changed_byte_are_none():
     index = DiskIndex(100)
-    index.add(bytes(32), 30, 2)
+    index.add(bytes(32), Found(30, 2))
     data = index.dump("x")
     assert read_hints(data, "y") == {}
     for i in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[i // 8] ^= 1 << i % 8
         assert read_hints(bytes(damaged), "x") == {}
+
+
+def test_what_has_expired_goes_first_and_is_not_found():
+    clock = VirtualClock(1000.0)
+    index = DiskIndex(100, clock)
+    index.add(b"short", Found(30, 0, expires_s=index.expiry(10.5)), n_uses=9)
+    index.add(b"pinned", Found(30, 0, is_pinned=True, expires_s=index.expiry(20)))
+    index.add(b"plain", Found(30, 5))
+    clock.advance(10.5)
+    assert b"short" in index, "an end is a whole second, and not before its time"
+    clock.advance(0.5)
+    assert b"short" not in index
+    assert (len(index), index.used_bytes) == (3, 90)
+    assert index.make_room(20) == [b"short"]
+    clock.advance(9.0)
+    assert b"pinned" not in index
+    assert index.drop_expired() == [b"pinned"]
+    index.check()
+    assert (len(index), index.used_bytes) == (1, 30)
+
+
+def test_what_is_pinned_goes_when_nothing_else_is_left():
+    index = DiskIndex(100)
+    index.add(b"pinned", Found(40, 9, is_pinned=True))
+    index.add(b"plain", Found(40, 0), n_uses=100)
+    assert index.make_room(40) == [b"plain"]
+    assert index.make_room(90) == [b"pinned"]
+
+
+@pytest.mark.parametrize(
+    ("first_s", "then_s", "end_s"),
+    [(10, 20, 1020), (20, 10, 1020), (None, 10, None), (10, None, None), (None, None, None)],
+)
+def test_storing_again_keeps_the_pin_and_the_later_end(first_s, then_s, end_s):
+    index = DiskIndex(100, VirtualClock(1000.0))
+    index.add(b"a", Found(10, 0, True, index.expiry(first_s)))
+    index.renew(b"a", is_pinned=False, expires_s=index.expiry(then_s))
+    hints = read_hints(index.dump("x"), "x")
+    assert [(h.is_pinned, h.expires_s) for h in hints.values()] == [(True, end_s)]

@@ -1,10 +1,13 @@
 """The memory tier keeps the contract of a tier, alone and behind its guard."""
 
 import time
+from threading import Event
 
 from tiercel.kv.tiers.guard import GuardedTier
+from tiercel.kv.tiers.interface import Answer, Outcome
 from tiercel.kv.tiers.memory import MemoryTier
-from tiercel.testing.tier_kit import TierContract
+from tiercel.testing.clock import VirtualClock
+from tiercel.testing.tier_kit import IDENTITY, TierContract, TierDriver, body_of, bytes_of, key_of
 
 
 class TestMemoryTier(TierContract):
@@ -22,10 +25,6 @@ class TestGuardedMemoryTier(TierContract):
 
 
 def test_chain_heads_stay_when_room_is_needed():
-    from threading import Event
-
-    from tiercel.testing.tier_kit import IDENTITY, TierDriver, key_of
-
     woken = Event()
     tier = TierDriver(MemoryTier(IDENTITY, 512 * 20, woken.set, time.monotonic), woken)
     tier.store(range(15))
@@ -36,3 +35,19 @@ def test_chain_heads_stay_when_room_is_needed():
     assert tier.tier.counters().n_evicted == 15 - len(held) + sum(
         key_of(i) not in tier.tier._held for i in range(100, 110)
     )
+
+
+def test_a_time_to_live_ends_and_a_pin_outlives():
+    woken, wall = Event(), VirtualClock(1000.0)
+    tier = TierDriver(MemoryTier(IDENTITY, 512 * 20, woken.set, time.monotonic, wall=wall), woken)
+    tier.submit_store([1], ttl_s=5.0)
+    tier.submit_store([2], is_pinned=True)
+    tier.finish()
+    wall.advance(5.0)
+    assert tier.lookup(1) is Answer.MISS
+    assert tier.load([1])[0].outcome is Outcome.ABSENT
+    tier.store(range(100, 140))
+    assert tier.lookup(2) is Answer.HIT
+    assert tier.store([1]) == [Outcome.DONE]
+    assert bytes_of(tier.load([1])[0]) == body_of(1)
+    tier.tier.check()

@@ -6,14 +6,16 @@ import pytest
 
 from tiercel.base.errors import ConfigError
 from tiercel.kv.tiers.identity import ObjectGroup, TierIdentity, object_key
-from tiercel.kv.tiers.record import InvalidRecord, RecordFormat
+from tiercel.kv.tiers.record import InvalidRecord, RecordFormat, RecordHead
 from tiercel.testing.tier_kit import IDENTITY, PAGES, STATES, body_of, key_of
 
 FORMAT = RecordFormat(IDENTITY)
 
 
 def record(i=1, group_idx=STATES, fmt=FORMAT):
-    return fmt.header(key_of(i), group_idx, 7, body_of(i, group_idx)) + body_of(i, group_idx)
+    return fmt.header(RecordHead(key_of(i), group_idx, 7, True, 1_900_000_000), body_of(i, group_idx)) + body_of(
+        i, group_idx
+    )
 
 
 @pytest.mark.parametrize("group_idx", [PAGES, STATES])
@@ -21,7 +23,7 @@ def test_a_record_gives_back_its_object(group_idx):
     whole = record(1, group_idx)
     assert len(whole) == FORMAT.record_bytes(group_idx)
     assert FORMAT.open(whole, key_of(1), group_idx) == body_of(1, group_idx)
-    assert FORMAT.read_header(whole) == (key_of(1), group_idx, 7)
+    assert FORMAT.read_header(whole) == RecordHead(key_of(1), group_idx, 7, True, 1_900_000_000)
 
 
 def test_no_flipped_bit_passes():
@@ -78,7 +80,11 @@ def test_a_record_of_another_identity_does_not_pass(other):
     assert other.name() != IDENTITY.name()
     group_idx = 0 if other is OTHERS["groups"] else STATES
     with pytest.raises(InvalidRecord):
-        FORMAT.open(record(1, STATES)[:0] + fmt.header(key_of(1), group_idx, 0, body_of(1, STATES)), key_of(1), STATES)
+        FORMAT.open(
+            record(1, STATES)[:0] + fmt.header(RecordHead(key_of(1), group_idx, 0), body_of(1, STATES)),
+            key_of(1),
+            STATES,
+        )
 
 
 def test_an_identity_without_groups_or_with_two_of_a_name_is_refused():
