@@ -22,4 +22,5 @@ void bind_sampler(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
+void bind_suffix_tree(nanobind::module_& m);
 } // namespace tiercel

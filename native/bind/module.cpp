@@ -9,4 +9,5 @@ NB_MODULE(_core, m) {
   tiercel::bind_program(m);
   tiercel::bind_probe(m);
   tiercel::bind_experts(m);
+  tiercel::bind_suffix_tree(m);
 }
