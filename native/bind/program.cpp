@@ -24,6 +24,7 @@ namespace {
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bools = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Drafts = std::tuple<Ints, Ints, Ints>; // see StepRequest: draft_from, n_drafts, draft_tokens
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Buffer = std::pair<int64_t, int64_t>;               // offset, stride in bytes
@@ -152,8 +153,10 @@ nb::tuple outcome_tuple(StepOutcome&& o, int64_t width) {
   }
   nb::object rows = nb::none();
   if (width > 0) rows = nb::cast(owned(std::move(o.rows), {n, static_cast<size_t>(width)}));
+  nb::object drafted = nb::none();
+  if (!o.seq_drafted.empty()) drafted = nb::cast(viewed(std::move(o.seq_drafted)));
   return nb::make_tuple(o.step_id, viewed(std::move(o.row_seq)), viewed(std::move(o.row_pos)), viewed(std::move(o.row_token)), logprob,
-                        rank, ids, tops, o.compute_ns, rows);
+                        rank, ids, tops, o.compute_ns, rows, drafted);
 }
 
 Unary unary_named(const std::string& name) {
@@ -481,17 +484,26 @@ void bind_runner(nb::module_& m) {
       .def(
           "submit",
           [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,
-             const Bools& scores, int32_t n_top, const std::optional<Bools>& masked, const std::optional<FloatRows>& given) {
+             const Bools& scores, int32_t n_top, const std::optional<Bools>& masked, const std::optional<FloatRows>& given,
+             const std::optional<Drafts>& drafts) {
             const size_t n = slot.size();
             if (start.size() != n || tokens.size() != n || samples.size() != n || scores.size() != n || (masked && masked->size() != n))
               throw nb::value_error("submit: the sequences' arrays differ in length");
             const auto bytes = [n](const Bools& a) { return std::span(reinterpret_cast<const uint8_t*>(a.data()), n); };
-            if (const char* why = b.live().submit({step_id, span_of(slot), span_of(start), span_of(tokens), bytes(samples), bytes(scores),
-                                                   n_top, masked ? bytes(*masked) : std::span<const uint8_t>(),
-                                                   given ? std::span(given->data(), given->size()) : std::span<const float>()}))
-              throw nb::value_error(why);
+            StepRequest request{step_id, span_of(slot), span_of(start), span_of(tokens), bytes(samples), bytes(scores), n_top};
+            if (masked) request.seq_masked = bytes(*masked);
+            if (given) request.given = std::span(given->data(), given->size());
+            if (drafts) {
+              const auto& [from, counts, ids] = *drafts;
+              if (from.size() != n || counts.size() != n) throw nb::value_error("submit: the sequences' arrays differ in length");
+              for (const int32_t id : span_of(ids))
+                if (id < 0 || id >= b.live().limits().n_token_ids) throw nb::value_error("drafts: an id is outside the vocabulary");
+              request.draft_from = span_of(from), request.n_drafts = span_of(counts), request.draft_tokens = span_of(ids);
+            }
+            if (const char* why = b.live().submit(request)) throw nb::value_error(why);
           },
-          "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a, "masked"_a = nb::none(), "given"_a = nb::none())
+          "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a, "masked"_a = nb::none(), "given"_a = nb::none(),
+          "drafts"_a = nb::none())
       .def(
           "set_masks",
           [](BoundRunner& b, int64_t step_id, const Words& masks) {

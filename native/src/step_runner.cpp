@@ -45,6 +45,7 @@ void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_
   s.params = std::move(params);
   s.n_prompt = n_prompt;
   s.n_first = n_first;
+  s.n_tokens = static_cast<int64_t>(tokens.size());
 }
 
 void StepRunner::set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages) {
@@ -62,7 +63,8 @@ void StepRunner::ask_copy(int32_t slot, int32_t snapshot, bool is_save) {
 
 const char* StepRunner::submit(const StepRequest& request) {
   if (n_submitted_ == kDepth) return "as many steps as may be are submitted already";
-  int64_t n_tokens = 0, n_rows = 0;
+  int64_t n_tokens = 0, n_rows = 0, n_foretold = 0;
+  const bool has_drafts = !request.draft_from.empty();
   for (size_t s = 0; s < request.seq_slot.size(); ++s) {
     const int64_t count = request.seq_tokens[s], end = request.seq_start[s] + count;
     if (request.seq_slot[s] < 0 || request.seq_slot[s] >= limits_.n_slots) return "a slot is out of range";
@@ -70,9 +72,15 @@ const char* StepRunner::submit(const StepRequest& request) {
     const bool needs_next =
         !limits_.is_pooling && (request.seq_samples[s] || request.seq_scores[s]); // the token after the last row is read or written
     if (end + (needs_next ? 1 : 0) > limits_.max_len) return "a sequence exceeds the slot's length";
+    const bool is_drafting = has_drafts && request.draft_from[s] >= 0;
+    if (is_drafting && (limits_.is_pooling || !request.seq_samples[s] || request.seq_scores[s]))
+      return "a sequence with drafts is not sampled";
+    if (has_drafts && request.n_drafts[s] < 0) return "fewer drafts than none";
+    n_foretold += has_drafts ? request.n_drafts[s] : 0;
     n_tokens += count;
-    n_rows += request.seq_scores[s] ? count : (request.seq_samples[s] ? 1 : 0);
+    n_rows += request.seq_scores[s] || is_drafting ? count : (request.seq_samples[s] ? 1 : 0);
   }
+  if (n_foretold != static_cast<int64_t>(request.draft_tokens.size())) return "as many drafts as are announced are needed";
   if (static_cast<int64_t>(request.seq_slot.size()) > limits_.n_slots) return "more sequences than slots";
   if (n_tokens > limits_.max_tokens) return "more tokens than a step may hold";
   if (n_rows > limits_.max_rows) return "more rows with logits than a step may hold";
@@ -87,10 +95,16 @@ const char* StepRunner::submit(const StepRequest& request) {
   w.seq_scores.assign(request.seq_scores.begin(), request.seq_scores.end());
   w.given.assign(request.given.begin(), request.given.end());
   w.n_rows = static_cast<int32_t>(n_rows);
+  w.draft_from.assign(request.draft_from.begin(), request.draft_from.end());
+  w.n_drafts.assign(request.n_drafts.begin(), request.n_drafts.end());
+  w.draft_tokens.assign(request.draft_tokens.begin(), request.draft_tokens.end());
   w.n_masks = 0;
   w.seq_mask.assign(request.seq_slot.size(), -1);
-  for (size_t s = 0; s < request.seq_masked.size(); ++s)
-    if (request.seq_masked[s] && request.seq_samples[s]) w.seq_mask[s] = w.n_masks++;
+  for (size_t s = 0; s < request.seq_masked.size(); ++s) {
+    if (!request.seq_masked[s] || !request.seq_samples[s]) continue;
+    w.seq_mask[s] = w.n_masks;
+    w.n_masks += has_drafts && request.draft_from[s] >= 0 ? request.seq_tokens[s] : 1;
+  }
   w.masks.resize(static_cast<size_t>(w.n_masks * mask_words(program_->vocab()))); // written whole by set_masks
   w.has_masks.store(w.n_masks == 0);
   // Sized here, so that the step itself allocates nothing.
@@ -103,6 +117,7 @@ const char* StepRunner::submit(const StepRequest& request) {
   out.row_rank.assign(request.n_top >= 0 ? rows : 0, 0);
   out.top_ids.assign(rows * n_top, 0);
   out.top_logprobs.assign(rows * n_top, 0.0f);
+  out.seq_drafted.assign(has_drafts ? request.seq_slot.size() : 0, 0);
   out.rows.assign(limits_.is_pooling ? rows * static_cast<size_t>(program_->vocab()) : 0, 0.0f);
   {
     std::lock_guard lock(mutex_);
@@ -187,7 +202,28 @@ void StepRunner::serve() {
   }
 }
 
+// Decides where sequences with drafts begin and how many they compute, now that all steps before have ended.
+void StepRunner::place_drafts(Work& w) {
+  const int32_t* foretold = w.draft_tokens.data();
+  for (size_t s = 0; s < w.draft_from.size(); foretold += w.n_drafts[s++]) {
+    if (w.draft_from[s] < 0) continue;
+    const int64_t from = w.draft_from[s], n_known = slots_[static_cast<size_t>(w.seq_slot[s])].n_tokens;
+    int32_t* ids = token_row(w.seq_slot[s]);
+    const int64_t n_past = n_known - from; // of what was foretold, how much is there by now
+    int64_t n = 0;
+    if (n_past >= 0 && n_past <= w.n_drafts[s] && std::equal(foretold, foretold + n_past, ids + from))
+      n = std::clamp<int64_t>(std::min<int64_t>(w.seq_tokens[s] - 1, w.n_drafts[s] - n_past), 0,
+                              std::max<int64_t>(limits_.max_len - 1 - n_known, 0));
+    // Where the next token goes: the sampler's history of each row then is what is drafted before it.
+    if (n > 0) std::copy_n(foretold + n_past, n, ids + n_known);
+    w.seq_start[s] = static_cast<int32_t>(n_known - 1);
+    w.seq_tokens[s] = static_cast<int32_t>(1 + n);
+    w.outcome.seq_drafted[s] = static_cast<int32_t>(n);
+  }
+}
+
 void StepRunner::gather(Work& w) {
+  place_drafts(w);
   for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->assign(1, 0);
   w.logits_seq_start.clear();
   for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.row_segment, &w.logits_rows}) v->clear();
@@ -195,10 +231,11 @@ void StepRunner::gather(Work& w) {
   StepOutcome& out = w.outcome;
   for (size_t s = 0; s < w.seq_slot.size(); ++s) {
     const int32_t* ids = token_row(w.seq_slot[s]);
+    const bool is_drafting = !w.draft_from.empty() && w.draft_from[s] >= 0;
     for (int32_t i = 0; i < w.seq_tokens[s]; ++i) {
       const int32_t pos = w.seq_start[s] + i;
       const bool is_last = i + 1 == w.seq_tokens[s];
-      const bool is_sample = is_last && w.seq_samples[s];
+      const bool is_sample = is_drafting || (is_last && w.seq_samples[s]);
       if (is_sample || w.seq_scores[s]) {
         const size_t r = w.logits_rows.size();
         w.logits_rows.push_back(static_cast<int32_t>(w.row_token.size()));
@@ -216,6 +253,7 @@ void StepRunner::gather(Work& w) {
     w.logits_seq_start.push_back(w.seq_start[s] + w.seq_tokens[s] - n_logits);
     w.logits_seq_rows.push_back(static_cast<int32_t>(w.logits_rows.size()));
   }
+  w.n_rows = static_cast<int32_t>(w.logits_rows.size());
 }
 
 void StepRunner::run(Work& work) {
@@ -249,14 +287,41 @@ void StepRunner::run(Work& work) {
         j->self->sample(*j->work, thread);
       },
       &job);
-  // The next step may already be queued and reads these tokens: written here, before this step counts as done.
-  for (size_t r = 0; r < work.outcome.row_token.size(); ++r) {
-    if (limits_.is_pooling || !work.row_is_sample[r]) continue;
-    const auto s = static_cast<size_t>(work.outcome.row_seq[r]);
-    // A failed row (-1) still needs a valid id: the sequence's next row may be in flight and is thrown away.
-    token_row(work.seq_slot[s])[work.outcome.row_pos[r] + 1] = std::max(work.outcome.row_token[r], 0);
-  }
+  if (!limits_.is_pooling) keep_tokens(work);
   work.outcome.compute_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Writes the sampled tokens, and drops the rows behind a draft that was not the token. The next step may already be queued and reads
+// them: it is done before this one counts as done.
+void StepRunner::keep_tokens(Work& w) {
+  StepOutcome& out = w.outcome;
+  const auto n_top = static_cast<size_t>(std::max(out.n_top, 0));
+  size_t n_kept = 0;
+  for (size_t s = 0; s < w.seq_slot.size(); ++s) {
+    Slot& slot = slots_[static_cast<size_t>(w.seq_slot[s])];
+    int32_t* ids = token_row(w.seq_slot[s]);
+    bool is_on = true;
+    for (auto r = static_cast<size_t>(w.logits_seq_rows[s]); is_on && r < static_cast<size_t>(w.logits_seq_rows[s + 1]); ++r, ++n_kept) {
+      if (n_kept != r) {
+        for (auto* v : {&out.row_seq, &out.row_pos, &out.row_token}) (*v)[n_kept] = (*v)[r];
+        if (out.n_top >= 0) out.row_logprob[n_kept] = out.row_logprob[r], out.row_rank[n_kept] = out.row_rank[r];
+        std::copy_n(out.top_ids.data() + r * n_top, n_top, out.top_ids.data() + n_kept * n_top);
+        std::copy_n(out.top_logprobs.data() + r * n_top, n_top, out.top_logprobs.data() + n_kept * n_top);
+      }
+      if (!w.row_is_sample[r]) continue;
+      const int64_t at = int64_t{out.row_pos[n_kept]} + 1;
+      const int32_t token = out.row_token[n_kept];
+      is_on = token >= 0 && token == ids[at];
+      // A failed row (-1) still needs a valid id: the sequence's next row may be in flight and is thrown away.
+      ids[at] = std::max(token, 0);
+      slot.n_tokens = at + 1;
+    }
+  }
+  for (auto* v : {&out.row_seq, &out.row_pos, &out.row_token}) v->resize(n_kept);
+  out.row_logprob.resize(out.n_top >= 0 ? n_kept : 0);
+  out.row_rank.resize(out.n_top >= 0 ? n_kept : 0);
+  out.top_ids.resize(n_kept * n_top);
+  out.top_logprobs.resize(n_kept * n_top);
 }
 
 void StepRunner::sample(Work& w, int32_t thread) {
@@ -284,7 +349,9 @@ void StepRunner::sample(Work& w, int32_t thread) {
     const std::span<const float> logits(program_->logits_row(r), static_cast<size_t>(program_->vocab()));
     SampleOut result;
     if (w.row_is_sample[i]) {
-      const int32_t m = w.seq_mask[static_cast<size_t>(out.row_seq[i])];
+      int32_t m = w.seq_mask[static_cast<size_t>(out.row_seq[i])];
+      if (m >= 0 && !w.draft_from.empty() && w.draft_from[static_cast<size_t>(out.row_seq[i])] >= 0)
+        m += static_cast<int32_t>(r) - w.logits_seq_rows[static_cast<size_t>(out.row_seq[i])];
       const auto mask =
           m < 0 ? std::span<const uint32_t>() : std::span<const uint32_t>(w.masks).subspan(static_cast<size_t>(m) * n_words, n_words);
       const SampleRow row{logits, {ids, static_cast<size_t>(n_tokens)}, state.n_prompt, mask};

@@ -39,8 +39,13 @@ struct StepRequest {
   std::span<const int32_t> seq_slot, seq_start, seq_tokens;
   std::span<const uint8_t> seq_samples, seq_scores;
   int32_t n_top;                            // -1: no log-probabilities
-  std::span<const uint8_t> seq_masked = {}; // its sampled row waits for a mask; empty: none does
+  std::span<const uint8_t> seq_masked = {}; // its sampled rows wait for a mask each; empty: none does
   std::span<const float> given = {};        // [tokens of the step, the program's given width]
+  // Drafts; empty: none. A sequence whose draft_from is not -1 begins at its slot's last token, wherever that is when the step runs, at
+  // most at seq_start. draft_tokens, n_drafts of each sequence one after the other, foretell its tokens from position draft_from on. If
+  // those already there are as foretold, the ones after them are computed too, up to seq_tokens rows in all, and each row is sampled. The
+  // rows that count end with the first whose token is not the one foretold; seq_tokens rows, tokens and masks are planned for.
+  std::span<const int32_t> draft_from = {}, n_drafts = {}, draft_tokens = {};
 };
 
 struct StepOutcome {
@@ -50,7 +55,8 @@ struct StepOutcome {
   std::vector<int32_t> top_ids; // [R, n_top]
   std::vector<float> top_logprobs;
   int32_t n_top = -1;
-  std::vector<float> rows; // [R, width] of a pooling program
+  std::vector<float> rows;          // [R, width] of a pooling program
+  std::vector<int32_t> seq_drafted; // drafts that each sequence computed; empty: the step was asked for none
   int64_t compute_ns = 0;
 };
 
@@ -98,6 +104,7 @@ class StepRunner {
   struct Slot {
     SamplerParams params;
     int64_t n_prompt = 0, n_first = INT64_MAX;
+    int64_t n_tokens = 0; // admitted or sampled; written by the runner's thread while a submitted step names the slot
   };
   // One submitted step: its arrays are sized once, for the limits.
   struct Work {
@@ -112,6 +119,7 @@ class StepRunner {
     int32_t n_masks = 0;
     std::atomic<bool> has_masks{true}; // masks are there, or none is waited for
     int32_t n_rows = 0;
+    std::vector<int32_t> draft_from, n_drafts, draft_tokens; // as in StepRequest
     StepOutcome outcome;
   };
 
@@ -121,7 +129,9 @@ class StepRunner {
   void serve();
   void run(Work& work);
   void gather(Work& work);
+  void place_drafts(Work& work);
   void sample(Work& work, int32_t thread);
+  void keep_tokens(Work& work);
 
   std::unique_ptr<Program> program_;
   StepLimits limits_;

@@ -18,6 +18,26 @@ Ints: TypeAlias = "np.ndarray | array[int] | memoryview"
 Bools: TypeAlias = "np.ndarray | memoryview[bool]"
 
 
+class Drafts(msgspec.Struct, frozen=True):
+    """What is foretold of a step's sequences, and computed beside what is known.
+
+    A sequence with drafts begins at its slot's last token, wherever that is when the step runs: the steps before it may
+    have drafts as well, so the plan's `seq_start` says where it is at most. Its tokens from position `seq_from` on are
+    foretold. If those that are there by then are as foretold, the ones after them are computed too, `seq_tokens` rows
+    in all at most. Every row is sampled as if the drafts before it were the sequence's tokens; the rows that count are
+    those up to the first whose token is not the one foretold.
+
+    Shapes:
+        seq_from    int32 [S]; -1: the sequence is computed as without drafts
+        seq_count   int32 [S]; how many of its tokens are foretold
+        token_ids   int32 [sum of seq_count], sequence by sequence
+    """
+
+    seq_from: Ints
+    seq_count: Ints
+    token_ids: Ints
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """One forward pass: which tokens of which slots are computed, and which rows need logits.
 
@@ -32,7 +52,9 @@ class StepPlan(msgspec.Struct, frozen=True):
                                           of the token after it
         On a pooling model nothing is sampled: seq_samples asks for the last row, seq_scores for every row.
         seq_masked                        bool [S]; True: the sampled token is one of those that a mask allows, which
-                                          `Runner.set_masks` brings before the step can end; None: no sequence has one
+                                          `Runner.set_masks` brings before the step can end; None: no sequence has one.
+                                          A sequence with drafts has `seq_tokens` masks, one a row
+        drafts                            None: no sequence has any
     """
 
     step_id: int
@@ -43,6 +65,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     seq_scores: Bools
     n_logprobs: int | None  # None: no log-probabilities; N: those of the chosen token and of the N likeliest
     seq_masked: "Bools | None" = None
+    drafts: Drafts | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -63,6 +86,8 @@ class StepResult(msgspec.Struct, frozen=True):
         top_ids        int32 [R, N], top_logprobs f32 [R, N]   the likeliest, best first; None likewise
         rows           f32   [R, W]  of a pooling model (`RunnerLimits.row_width`): what it gives instead of a token;
                                row_token is 0 then
+        seq_drafted    int32 [S]  drafts that each sequence computed, of which all but the last row's are in row_token;
+                               None: the plan had none
     """
 
     step_id: int
@@ -75,6 +100,7 @@ class StepResult(msgspec.Struct, frozen=True):
     top_logprobs: "np.ndarray | None" = None
     compute_ns: int = 0
     rows: "np.ndarray | None" = None
+    seq_drafted: "Ints | None" = None
 
 
 class RunnerLimits(msgspec.Struct, frozen=True):
@@ -94,3 +120,4 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     n_snapshots: int = 0  # places for states that outlive their slot
     snapshot_spacing_tokens: int = 0  # how far apart states of one sequence are kept at most; a multiple of the page
     has_kv: bool = True  # False: pages are only counted, as the state is all that a sequence leaves
+    takes_drafts: bool = True  # a step may compute tokens that turn out wrong

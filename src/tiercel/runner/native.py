@@ -127,6 +127,7 @@ class NativeRunner:
             n_snapshots=len(self._saved_at),
             snapshot_spacing_tokens=capacity.snapshot_spacing_tokens,
             has_kv=bool(program.kv_layers) or not program.state_layers,
+            takes_drafts=not program.state_layers and not program.is_pooling,  # a state that went too far stays there
         )
 
     @property
@@ -203,6 +204,7 @@ class NativeRunner:
                 -1 if plan.n_logprobs is None else plan.n_logprobs,
                 plan.seq_masked,
                 given,
+                None if plan.drafts is None else (plan.drafts.seq_from, plan.drafts.seq_count, plan.drafts.token_ids),
             )
         except ValueError as error:
             raise ShapeError(f"runner.submit: step {plan.step_id}: {error}") from error
@@ -212,6 +214,8 @@ class NativeRunner:
 
     def _check_starts(self, plan: StepPlan, next_start: list[int]) -> None:
         """Refuse a step that begins neither where the one before ended nor at 0: a state has no positions."""
+        if plan.drafts is not None:
+            raise ShapeError(f"runner.submit: step {plan.step_id}: drafts for a model with recurrent state; send none")
         for slot, start in zip(plan.seq_slot, plan.seq_start, strict=True):
             if start != 0 and 0 <= slot < len(next_start) and start != next_start[slot]:
                 raise ShapeError(

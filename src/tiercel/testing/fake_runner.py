@@ -43,6 +43,7 @@ class _Row:
     seed: int
     stop_ids: frozenset[int]
     page_ids: list[int] = field(default_factory=list)
+    n_known: int = 0  # tokens admitted or sampled
 
 
 class FakeRunner:
@@ -99,7 +100,7 @@ class FakeRunner:
         assert 1 <= n_prompt_tokens <= len(token_ids) <= self._limits.max_len_tokens, "fake: wrong token counts"
         tokens: list[int | None] = [*token_ids]
         tokens += [None] * (self._limits.max_len_tokens - len(tokens))
-        self._rows[slot] = _Row(tokens, n_prompt_tokens, params, seed, frozenset(stop_ids))
+        self._rows[slot] = _Row(tokens, n_prompt_tokens, params, seed, frozenset(stop_ids), n_known=len(token_ids))
 
     def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
         """Write entries of the slot's page table row."""
@@ -145,7 +146,7 @@ class FakeRunner:
         assert plan is not None, f"fake: step {step_id} waits for no masks"
         assert plan.seq_masked is not None, f"fake: step {step_id} has no masked sequence"
         assert step_id not in self._masks, f"fake: step {step_id} gets masks twice"
-        shape = (sum(plan.seq_masked.tolist()), -(-self._limits.vocab_size // 32))
+        shape = (self._masks_before(plan, len(plan.seq_slot)), -(-self._limits.vocab_size // 32))
         assert masks.shape == shape, f"fake: masks of shape {masks.shape}; {shape} is needed"
         assert masks.dtype == np.uint32, f"fake: masks of {masks.dtype}"
         self._masks[step_id] = masks.copy()
@@ -232,7 +233,10 @@ class FakeRunner:
     def _check_fits(self, plan: StepPlan) -> None:
         limits = self._limits
         n_tokens = np.asarray(plan.seq_tokens)
-        n_rows = int(np.where(np.asarray(plan.seq_scores), n_tokens, np.asarray(plan.seq_samples)).sum())
+        is_drafting = _is_drafting(plan)
+        n_rows = int(np.where(np.asarray(plan.seq_scores) | is_drafting, n_tokens, np.asarray(plan.seq_samples)).sum())
+        assert plan.drafts is None or limits.takes_drafts, "fake: drafts for a model that takes none"
+        assert not (is_drafting & ~np.asarray(plan.seq_samples)).any(), "fake: drafts of a sequence that is not sampled"
         ends = np.asarray(plan.seq_start) + n_tokens
         if plan.n_tokens > limits.max_step_tokens or n_rows > limits.max_logits_rows:
             raise ShapeError(
@@ -253,25 +257,40 @@ class FakeRunner:
         self._done.append(None if plan.step_id in self.fail_steps else self._run(plan))
         self._masks.pop(plan.step_id, None)
 
-    def mask_of(self, plan: StepPlan, s: int) -> np.ndarray | None:
-        """Give what sequence `s` of a step may sample, bool [V]; None: everything."""
+    def _masks_before(self, plan: StepPlan, s: int) -> int:
+        """Count the masks of a step's first `s` sequences."""
+        assert plan.seq_masked is not None
+        n_each = np.where(_is_drafting(plan), np.asarray(plan.seq_tokens), 1)
+        return int((np.asarray(plan.seq_masked) * n_each)[:s].sum())
+
+    def mask_of(self, plan: StepPlan, s: int, row: int = 0) -> np.ndarray | None:
+        """Give what sequence `s` of a step may sample in its `row`, bool [V]; None: everything."""
         if plan.seq_masked is None or not plan.seq_masked[s]:
             return None
-        words = self._masks[plan.step_id][sum(plan.seq_masked.tolist()[:s])]
+        words = self._masks[plan.step_id][self._masks_before(plan, s) + row]
         return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._limits.vocab_size].astype(np.bool_)
 
     def _run(self, plan: StepPlan) -> StepResult:
         rows: list[tuple[int, int, int, int]] = []
+        drafted = np.zeros(len(plan.seq_slot), np.int32)
+        is_drafting = _is_drafting(plan)
         for s in range(len(plan.seq_slot)):
-            rows += self._run_sequence(plan, s)
+            if is_drafting[s]:
+                more, drafted[s] = self._run_drafts(plan, s)
+                rows += more
+            else:
+                rows += self._run_sequence(plan, s, int(plan.seq_start[s]), int(plan.seq_tokens[s]))
         row_seq, row_pos, row_token = (np.array([row[i] for row in rows], np.int32) for i in range(3))
         if self._limits.row_width:
             values = np.array([fake_row(value, self._limits.row_width) for *_, value in rows], np.float32)
             values = values.reshape(len(rows), self._limits.row_width)
             none = np.zeros_like(row_token)
             return StepResult(plan.step_id, row_seq, row_pos, none, compute_ns=self._compute_ns, rows=values)
+        seq_drafted = None if plan.drafts is None else drafted
         if plan.n_logprobs is None:
-            return StepResult(plan.step_id, row_seq, row_pos, row_token, compute_ns=self._compute_ns)
+            return StepResult(
+                plan.step_id, row_seq, row_pos, row_token, compute_ns=self._compute_ns, seq_drafted=seq_drafted
+            )
         n = plan.n_logprobs
         tops = [self._top_of(plan, row, n) for row in rows]
         logprobs = [_logprob(token, value, self._limits.vocab_size) for _, _, token, value in rows]
@@ -285,23 +304,47 @@ class FakeRunner:
             top_ids=np.array([ids for ids, _ in tops], np.int32).reshape(len(rows), n),
             top_logprobs=np.array([lps for _, lps in tops], np.float32).reshape(len(rows), n),
             compute_ns=self._compute_ns,
+            seq_drafted=seq_drafted,
         )
 
     def _top_of(self, plan: StepPlan, row: tuple[int, int, int, int], n: int) -> tuple[list[int], list[float]]:
         """Give what is told of a row: of a sampled one, perhaps of tokens that its sequence names."""
         s, position, _, value = row
         size = self._limits.vocab_size
-        is_sampled = plan.seq_samples[s] and position == plan.seq_start[s] + plan.seq_tokens[s] - 1
+        is_last = position == plan.seq_start[s] + plan.seq_tokens[s] - 1
+        is_sampled = plan.seq_samples[s] and (is_last or _is_drafting(plan)[s])
         named = self._row(int(plan.seq_slot[s])).params.logprob_token_ids if is_sampled else None
         if named is None:
             return _top(value, n, size)
         n_more = n - len(named)
         return [*named, *[-1] * n_more], [*(_logprob(i, value, size)[0] for i in named), *[math.nan] * n_more]
 
-    def _run_sequence(self, plan: StepPlan, s: int) -> list[tuple[int, int, int, int]]:
+    def _run_drafts(self, plan: StepPlan, s: int) -> tuple[list[tuple[int, int, int, int]], int]:
+        """Compute a sequence's last token and what is foretold; return the rows that count and the number of drafts."""
+        assert plan.drafts is not None
+        row = self._row(int(plan.seq_slot[s]))
+        before = int(np.asarray(plan.drafts.seq_count)[:s].sum())
+        foretold = plan.drafts.token_ids.tolist()[before : before + int(plan.drafts.seq_count[s])]
+        start, first = row.n_known - 1, int(plan.drafts.seq_from[s])
+        assert start <= plan.seq_start[s], f"fake: slot {plan.seq_slot[s]} has more tokens than the plan takes it to"
+        n_past = row.n_known - first
+        drafts = foretold[n_past:] if n_past >= 0 and row.tokens[first : row.n_known] == foretold[:n_past] else []
+        drafts = drafts[: int(plan.seq_tokens[s]) - 1]
+        row.tokens[row.n_known : row.n_known + len(drafts)] = drafts
+        kept = []
+        computed = self._run_sequence(plan, s, start, 1 + len(drafts))
+        for draft, one in zip([*drafts, None], computed, strict=True):
+            kept.append(one)
+            row.tokens[one[1] + 1] = max(one[2], 0)
+            row.n_known = one[1] + 2
+            if one[2] != draft:
+                break
+        return kept, len(drafts)
+
+    def _run_sequence(self, plan: StepPlan, s: int, start: int, n: int) -> list[tuple[int, int, int, int]]:
         """Compute one sequence's tokens; return rows of (sequence, position, token, value)."""
         row = self._row(int(plan.seq_slot[s]))
-        start, n = int(plan.seq_start[s]), int(plan.seq_tokens[s])
+        samples_all = bool(_is_drafting(plan)[s])
         whole = not self._limits.needs_whole or (start == 0 and n == row.n_prompt)
         assert whole, f"fake: {n} of {row.n_prompt} tokens of a text that must be computed whole"
         size = self._limits.page_size_tokens
@@ -333,15 +376,13 @@ class FakeRunner:
                 if plan.seq_scores[s] or (is_last and plan.seq_samples[s]):
                     rows.append((s, position, 0, value))
                 continue
-            if is_last and plan.seq_samples[s]:
-                sampled = (
-                    -1
-                    if has_nan
-                    else _sample(
-                        value, row, position + 1 - row.n_prompt, self._limits.vocab_size, self.mask_of(plan, s)
-                    )
-                )
-                row.tokens[position + 1] = max(sampled, 0)
+            if samples_all or (is_last and plan.seq_samples[s]):
+                mask = self.mask_of(plan, s, position - start if samples_all else 0)
+                n_output = position + 1 - row.n_prompt
+                sampled = -1 if has_nan else _sample(value, row, n_output, self._limits.vocab_size, mask)
+                if not samples_all:
+                    row.tokens[position + 1] = max(sampled, 0)
+                    row.n_known = position + 2
                 rows.append((s, position, sampled, value))
             elif plan.seq_scores[s]:
                 following = row.tokens[position + 1]
@@ -357,6 +398,13 @@ class FakeRunner:
         if self._limits.has_kv and state.history.digest() != history.digest():
             value ^= _value(history, token)
         return value or 1
+
+
+def _is_drafting(plan: StepPlan) -> np.ndarray:
+    """Give which sequences have drafts, bool [S]."""
+    if plan.drafts is None:
+        return np.zeros(len(plan.seq_slot), np.bool_)
+    return np.asarray(plan.drafts.seq_from) >= 0
 
 
 def fake_row(value: int, width: int) -> list[float]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tiercel.base.errors import ShapeError
 from tiercel.protocol.params import SamplingParams
-from tiercel.protocol.step import StepPlan, StepResult
+from tiercel.protocol.step import Drafts, StepPlan, StepResult
 from tiercel.runner.interface import N_STEPS_MAX, Runner
 
 PROMPT = [3, 17, 5, 29, 11, 2, 7, 23, 13, 19, 1]
@@ -56,8 +56,12 @@ class Driver:
         scores: Sequence[int] = (),
         n_logprobs: int | None = None,
         masked: Sequence[int] = (),
+        drafts: dict[int, tuple[int, Sequence[int]]] | None = None,
     ) -> None:
-        """Submit a step of (slot, start, tokens); `samples`, `scores` and `masked` name slots."""
+        """Submit a step of (slot, start, tokens); `samples`, `scores` and `masked` name slots.
+
+        `drafts` gives for a slot from which position on which tokens are foretold.
+        """
         self.runner.submit(
             StepPlan(
                 step_id=self._n_steps,
@@ -68,6 +72,7 @@ class Driver:
                 seq_scores=np.array([slot in scores for slot, _, _ in rows], np.bool_),
                 n_logprobs=n_logprobs,
                 seq_masked=np.array([slot in masked for slot, _, _ in rows], np.bool_) if masked else None,
+                drafts=None if drafts is None else _drafts_of([slot for slot, _, _ in rows], drafts),
             )
         )
         self._n_steps += 1
@@ -86,9 +91,10 @@ class Driver:
         samples: Sequence[int] = (),
         scores: Sequence[int] = (),
         n_logprobs: int | None = None,
+        drafts: dict[int, tuple[int, Sequence[int]]] | None = None,
     ) -> StepResult:
         """Run one step to its end."""
-        self.submit(*rows, samples=samples, scores=scores, n_logprobs=n_logprobs)
+        self.submit(*rows, samples=samples, scores=scores, n_logprobs=n_logprobs, drafts=drafts)
         return self.runner.collect()
 
     def generate(self, slot: int, n_known: int, n: int) -> list[int]:
@@ -97,6 +103,13 @@ class Driver:
         for position in range(n_known, n_known + n - 1):
             tokens += self.step((slot, position, 1), samples=[slot]).row_token.tolist()
         return tokens
+
+
+def _drafts_of(slots: Sequence[int], drafts: dict[int, tuple[int, Sequence[int]]]) -> Drafts:
+    each = [drafts.get(slot, (-1, ())) for slot in slots]
+    ids = [i for _, foretold in each for i in foretold]
+    columns = ([first for first, _ in each], [len(foretold) for _, foretold in each], ids)
+    return Drafts(*(np.array(column, np.int32) for column in columns))
 
 
 class RunnerContract:
@@ -378,4 +391,94 @@ class RunnerContract:
         driver.admit(0, PROMPT, 16)
         driver.submit((0, 0, len(PROMPT)), samples=[0])
         runner.close()
+        runner.close()
+
+    def test_drafts_change_no_token(self) -> None:
+        """Right ones, wrong ones, and some that go wrong: each row is what plain decoding gives there."""
+        n_more = 8
+        for params in (GREEDY, RANDOM, SamplingParams(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.4)):
+            want = self._alone(PROMPT, 1 + n_more, params=params)
+            wrong = [(token + 1) % 32 for token in want]
+            for foretold in (want, wrong, want[:3] + wrong[3:], want[:4]):
+                for n_rows in (2, 4, n_more):
+                    assert self._with_drafts(params, want, foretold, n_rows) == want
+
+    def _with_drafts(self, params: SamplingParams, want: list[int], foretold: list[int], n_rows: int) -> list[int]:
+        runner = self.make_runner()
+        if not runner.limits.takes_drafts:
+            runner.close()
+            return want
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, len(PROMPT) + len(want), params=params)
+        got = driver.step((0, 0, len(PROMPT)), samples=[0]).row_token.tolist()
+        while len(got) < len(want):
+            n_known = len(PROMPT) + len(got)
+            n = min(n_rows, len(want) - len(got))
+            first = len(PROMPT) + max(len(got) - 1, 0)  # what is foretold may begin with what is known
+            drafts = {0: (first, foretold[first - len(PROMPT) :])}
+            result = driver.step((0, n_known - 1, n), samples=[0], n_logprobs=1, drafts=drafts)
+            tokens = result.row_token.tolist()
+            assert result.seq_drafted is not None
+            n_drafted = result.seq_drafted.tolist()[0]
+            is_on = foretold[len(got) - 1 : len(got)] == got[-1:]
+            assert n_drafted == (min(n - 1, len(foretold) - len(got)) if is_on else 0)
+            n_right = 0
+            while n_right < n_drafted and foretold[len(got) + n_right] == want[len(got) + n_right]:
+                n_right += 1
+            assert len(tokens) == n_right + 1
+            assert result.row_pos.tolist() == list(range(n_known - 1, n_known + n_right))
+            assert result.row_logprob is not None
+            assert len(result.row_logprob) == len(tokens)
+            got += tokens
+        runner.close()
+        return got
+
+    def test_a_step_begins_where_the_drafts_before_it_turn_out_to_end(self) -> None:
+        """It is submitted before that is known; another sequence is not disturbed."""
+        want, want_other = self._alone(PROMPT, 8), self._alone(OTHER, 4)
+        for n_right in range(4):
+            runner = self.make_runner()
+            if not runner.limits.takes_drafts:
+                runner.close()
+                return
+            driver = Driver(runner)
+            driver.admit(1, PROMPT, 20)
+            driver.admit(2, OTHER, 10)
+            n, m = len(PROMPT), len(OTHER)
+            foretold = want[1 : 1 + n_right] + [(token + 1) % 32 for token in want[1 + n_right : 8]]
+            driver.submit((1, 0, n), (2, 0, m), samples=[1, 2])
+            driver.submit((1, n, 4), (2, m, 1), samples=[1, 2], drafts={1: (n + 1, foretold)})
+            driver.submit((2, m + 1, 1), (1, n + 4, 3), samples=[1, 2], drafts={1: (n + 1, foretold)})
+            rows: dict[int, list[int]] = {1: [], 2: []}
+            for slots in ((1, 2), (1, 2), (2, 1)):
+                result = runner.collect()
+                for s, token in zip(result.row_seq.tolist(), result.row_token.tolist(), strict=True):
+                    rows[slots[s]].append(token)
+            assert rows[1] == want[: len(rows[1])]
+            assert len(rows[1]) == 1 + (1 + min(n_right, 3)) + 1
+            assert rows[2] == want_other[:3]
+            # The steps left nothing behind: it goes on as a plain one.
+            at = n + len(rows[1]) - 1
+            assert driver.step((1, at, 1), samples=[1]).row_token.tolist() == want[len(rows[1]) :][:1]
+            runner.close()
+
+    def test_each_draft_has_a_mask(self) -> None:
+        """And a mask that forbids a draft ends the rows that count there."""
+        runner = self.make_runner()
+        if not runner.limits.takes_drafts:
+            runner.close()
+            return
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 20)
+        driver.admit(1, PROMPT[:3], 20)
+        n = len(PROMPT)
+        driver.step((0, 0, n), (1, 0, 3), samples=[0, 1])
+        drafts = {0: (n + 1, [4, 6, 9])}
+        driver.submit((1, 3, 1), (0, n, 4), samples=[0, 1], masked=[0, 1], drafts=drafts)
+        driver.set_masks(1, [20], [4], [6], [8, 10], [11])
+        result = runner.collect()
+        tokens = result.row_token.tolist()
+        assert result.row_seq.tolist() == [0, 1, 1, 1]
+        assert tokens[:3] == [20, 4, 6]
+        assert tokens[3] in (8, 10)
         runner.close()
