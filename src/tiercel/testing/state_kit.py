@@ -35,6 +35,24 @@ class StatefulRunnerContract(RunnerContract):
         assert again.row_token.tolist() == want[1:] * 2
         runner.close()
 
+    def test_pages_carried_to_another_runner_give_the_tokens_of_computing_them(self) -> None:
+        """A page does not hold the state behind it, so all is computed again; and finds the same bytes."""
+        prompt, size = self._prompt()
+        first, runner = self.make_runner(), self.make_runner()
+        if first.page_group is None:
+            return
+        pages = []
+        for one in (first, runner):
+            driver = Driver(one)
+            driver.admit(0, prompt, len(prompt) + 1)
+            if pages:
+                one.write_pages(driver.page_ids[0][:1], pages)
+                assert one.read_pages(driver.page_ids[0][:1]) == pages
+            driver.step((0, 0, size))
+            pages += one.read_pages(driver.page_ids[0][:1])
+            one.close()
+        assert pages[0] == pages[1]
+
     def test_a_saved_state_outlives_its_slot(self) -> None:
         """The slot goes on, ends, and is another sequence's."""
         prompt, size = self._prompt()
