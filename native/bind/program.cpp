@@ -423,7 +423,24 @@ void bind_runner(nb::module_& m) {
             return nb::ndarray<nb::numpy, uint8_t>(k->region.data() + page * k->pool.page_stride_bytes,
                                                    {static_cast<size_t>(k->pool.page_stride_bytes)}, owner);
           },
-          "page"_a, "uint8 view of one page, all layers and heads.");
+          "page"_a, "uint8 view of one page, all layers and heads.")
+      // Without numpy, which takes a quarter of a second to import.
+      .def(
+          "read",
+          [](const KvMemory& k, int64_t page) {
+            if (page < 0 || page >= k.pool.n_pages) throw nb::value_error("page: out of range");
+            const auto size = static_cast<size_t>(k.pool.page_stride_bytes);
+            return nb::bytes(k.region.data() + page * k.pool.page_stride_bytes, size);
+          },
+          "page"_a, "A copy of one page.")
+      .def(
+          "write",
+          [](const KvMemory& k, int64_t page, const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& data) {
+            if (page < 0 || page >= k.pool.n_pages) throw nb::value_error("page: out of range");
+            if (static_cast<int64_t>(data.size()) != k.pool.page_stride_bytes) throw nb::value_error("data: not a page's bytes");
+            std::memcpy(k.region.data() + page * k.pool.page_stride_bytes, data.data(), data.size());
+          },
+          "page"_a, "data"_a, "Fill one page.");
   m.def("quant_row_bytes", &quant_row_bytes, "k"_a, "Bytes of one row of k activations rounded to int8; 64-byte multiples.");
   m.def("make_kv", &make_kv, "n_pages"_a, "page_tokens"_a, "kv_dtype"_a, "layers"_a, "latent_layers"_a = std::vector<int32_t>{});
 

@@ -16,6 +16,7 @@ import msgspec
 from tiercel.base import env, machine
 from tiercel.base.config import EngineOptions, engine_rows
 from tiercel.base.errors import ConfigError, ModelFileError, OutOfPages, TiercelError
+from tiercel.base.units import GIB
 from tiercel.hub.resolve import ResolvedModel, resolve
 from tiercel.hub.store import default_folder
 from tiercel.quant.formats import Format
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tiercel.engine.client import EngineClient
     from tiercel.engine.config import EngineConfig
     from tiercel.engine.pooling import Pooler
+    from tiercel.kv.tiers.placed import MakeTiers
+    from tiercel.kv.tiers.registry import TierSpec
     from tiercel.loaders.checkpoint import Checkpoint
     from tiercel.loaders.sentence_files import SentenceFiles
     from tiercel.models.info import ModelInfo
@@ -243,6 +246,7 @@ def _capacity(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
         available_bytes=available,
         state_bytes=info.state_bytes,
         keeps_states=options.enable_prefix_caching is not False,
+        extra_bytes=int((options.kv_offloading_size or 0) * GIB),
     )
     if options.enable_prefix_caching and info.state_bytes and not capacity.n_snapshots:
         raise OutOfPages(
@@ -409,6 +413,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
 
     Raises: ModelNotFound, ModelFileError, UnsupportedModel, ConfigError, OutOfPages: as the message says.
     """
+    tiers = _read_tiers(options)
     resolved = _resolve(options)
     _tell_unread()
     start = _Start(options, resolved)
@@ -427,7 +432,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
         runner = build_runner(plan, start.weights())
         try:
             tokenizer, conversations = text()
-            core = EngineCore(runner, engine_config(plan))
+            core = EngineCore(runner, engine_config(plan), make_tiers=_make_tiers(plan, tiers, runner))
             client = EngineClient(
                 core,
                 tokenizer,
@@ -448,6 +453,35 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
         raise
     core.start()
     return Engine(plan, runner, client, tokenizer, conversations)
+
+
+def _read_tiers(options: EngineOptions) -> "tuple[TierSpec, ...]":
+    if not options.kv_tiers:
+        return ()
+    from tiercel.kv.tiers.registry import read_tiers
+
+    return read_tiers(list(options.kv_tiers))
+
+
+def _make_tiers(plan: Plan, specs: "tuple[TierSpec, ...]", runner: "NativeRunner") -> "MakeTiers | None":
+    """Return what makes the tiers, for pages of this very model.
+
+    Raises: ConfigError: the model's pages are of no use to another request.
+    """
+    if not specs:
+        return None
+    from tiercel.kv.tiers.identity import TierIdentity
+    from tiercel.kv.tiers.placed import place_tiers
+
+    group = runner.page_group
+    if group is None or not plan.is_prefix_caching or runner.limits.needs_whole or plan.info.state_layers:
+        raise ConfigError(
+            f"kv_tiers: pages of {plan.info.architecture} are not used for other requests, or prefix caching is off; "
+            "leave kv_tiers out"
+        )
+    size = plan.capacity.page_size_tokens
+    identity = TierIdentity(plan.info.architecture, plan.identity, size, (group,))
+    return lambda wake, clock: place_tiers(specs, identity, wake, clock)
 
 
 def _pooler(plan: Plan, runner: "NativeRunner") -> "Pooler":
@@ -474,6 +508,7 @@ class _Start:
 
         # Where a model came from decides nothing, and a key of the hub must not be written anywhere.
         source = {row.name for row in engine_rows("source")}
+        source.add("kv_tiers")
         plain = {k: v for k, v in asdict(options).items() if k not in source} | {"isa": env.read(env.ISA)}
         path = resolved.path.absolute()
         try:

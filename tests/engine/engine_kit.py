@@ -44,7 +44,7 @@ class Bench:
             if update.finish_reason is not None or update.error is not None:
                 self.finals[update.sequence_id] = update
 
-    def add(self, name, prompt, *, max_tokens=4, priority=0, salt=None, seed=7, constraint=None, tiers=None, **params):
+    def add(self, name, prompt, *, max_tokens=4, priority=0, salt=None, seed=7, constraint=None, **params):
         limits = self.runner.limits
         params = SamplingParams(max_tokens=max_tokens, **params)
         size = limits.page_size_tokens
@@ -59,7 +59,6 @@ class Bench:
             arrival_s=self.clock(),
             priority=priority,
             constraint=constraint,
-            tiers=tiers,
         )
         self.core.add([new])
         return new

@@ -1,6 +1,7 @@
 """The engine with tiers below its pool: what goes down, what comes up, and that no token depends on either."""
 
 import pytest
+from engine_kit import Bench
 from tier_bench import TierBench, disk, scripted
 
 from tiercel.kv.page_keys import extend, root_key
@@ -86,7 +87,7 @@ def test_a_page_seen_twice_is_stored_at_the_latest_when_it_is_evicted():
     bench.tiers._demotions._paused_until_s[0] = 1e9  # it is behind
     for name in "ab":
         bench.add(name, range(23), max_tokens=2)
-        super(TierBench, bench).run()
+        Bench.run(bench)
     assert bench.tally().n_stores == 0
     bench.tiers._demotions._paused_until_s[0] = 0.0
     bench.add("c", range(40, 63), max_tokens=2)
@@ -275,4 +276,69 @@ def test_a_failed_step_stores_nothing():
     bench.add("b", range(23), max_tokens=3)
     bench.run()
     assert bench.tokens["b"] == alone(range(23), 3)
+    bench.close()
+
+
+def test_a_request_may_say_which_tiers_it_loads_from():
+    bench = TierBench(scripted())
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    kinds = {"none": [], "remote": [{"locality": "REMOTE"}], "local": [{"medium": "STORAGE", "locality": "LOCAL"}]}
+    for name, wanted in kinds.items():
+        bench.scheduler.pool.reset_cached()
+        bench.add(name, range(23), max_tokens=3, kv_transfer_params={"kv_load_tiers": wanted})
+        bench.run()
+    assert [bench.finals[name].n_cached_tokens for name in kinds] == [0, 0, 20]
+    bench.close()
+
+
+def test_of_a_request_no_more_is_stored_than_it_says():
+    bench = TierBench(scripted())
+    bench.add("a", range(23), max_tokens=6, kv_transfer_params={"max_offload_tokens": 11})
+    bench.run()
+    assert bench.tally().n_stores == 2
+    bench.close()
+
+
+def test_a_pinned_prompt_is_stored_at_first_sight_and_outlives_others_in_the_pool():
+    bench = TierBench(scripted(store_sights=2), limits=make_limits(n_pages=16))
+    bench.add("a", range(15), max_tokens=2, cache_hint={"pin": True, "ttl_s": 100})
+    bench.run()
+    assert bench.tally().n_stores == 3
+    for i in range(4):
+        bench.add(f"o{i}", range(20 * i + 16, 20 * i + 36), max_tokens=2)
+        bench.run()
+    assert bench.core.snapshot.n_pages_pinned == 3
+    bench.add("b", range(15), max_tokens=2)
+    bench.run()
+    assert bench.finals["b"].n_cached_tokens == 12
+    assert bench.finals["b"].cached_by_tier == {}
+    bench.clock.advance(200)
+    bench.add("c", [1, 2], max_tokens=2)
+    bench.run()
+    assert bench.core.snapshot.n_pages_pinned == 0
+    bench.close()
+
+
+def test_a_pin_gives_way_to_whoever_needs_the_room():
+    bench = TierBench(scripted(), limits=make_limits(n_pages=8))
+    bench.add("a", range(20), max_tokens=2, cache_hint={"pin": True})
+    bench.run()
+    assert bench.core.snapshot.n_pages_pinned == 5
+    bench.add("b", range(30, 50), max_tokens=8)
+    bench.run()
+    assert bench.tokens["b"] == alone(range(30, 50), 8)
+    assert bench.core.snapshot.n_pages_pinned == 0
+    assert bench.scheduler.n_preemptions == 0
+    bench.close()
+
+
+def test_a_reset_forgets_pins():
+    bench = TierBench(scripted())
+    bench.add("a", range(20), max_tokens=2, cache_hint={"pin": True})
+    bench.run()
+    done = bench.core.reset_prefix_cache()
+    bench.step()
+    assert done.result(0)
+    assert bench.core.snapshot.n_pages_pinned == 0
     bench.close()

@@ -44,15 +44,14 @@ def scripted(*, lies=None, capacity_bytes=ROOMY, keeps=None, **placed):
     return make
 
 
-class TierBench(Bench):
-    """Steps until all has ended, and waits for tiers that have threads by their wake-ups."""
+class TierSteps:
+    """Of a bench: steps until all has ended, and waits for tiers that have threads by their wake-ups."""
 
-    def __init__(self, *makers, runner=None, limits=None, **config):
+    def make_tiers(self, makers, runner):
+        """Give what makes the tiers of a core."""
         self.woken = Event()
-        runner = runner or FakeRunner(limits or make_limits())
-        store = {"store_sights": 1}
 
-        def make_tiers(wake, clock):
+        def make(wake, clock):
             def heard():
                 wake()
                 self.woken.set()
@@ -60,11 +59,10 @@ class TierBench(Bench):
             found = []
             for i, maker in enumerate(makers, 1):
                 tier, placed = maker(identity_of(runner, maker.weights), heard, clock)
-                found.append(PlacedTier(f"{i}:{tier.name}", tier, **(store | placed)))
+                found.append(PlacedTier(f"{i}:{tier.name}", tier, **({"store_sights": 1} | placed)))
             return found
 
-        super().__init__(runner=runner, make_tiers=make_tiers, **config)
-        self.settle()
+        return make
 
     @property
     def tiers(self):
@@ -110,3 +108,12 @@ class TierBench(Bench):
     def close(self):
         self.assert_idle()
         self.core.shutdown()
+
+
+class TierBench(TierSteps, Bench):
+    """On a fake runner."""
+
+    def __init__(self, *makers, runner=None, limits=None, **config):
+        runner = runner or FakeRunner(limits or make_limits())
+        super().__init__(runner=runner, make_tiers=self.make_tiers(makers, runner), **config)
+        self.settle()

@@ -6,7 +6,6 @@ is about something that does not exist here; `test_security_duties` looks whethe
 
 _MEDIA = "no images, audio or video are read"
 _TENSORS = "no tensors come with a request"
-_SAVED = "no keys and values are kept outside of the process"
 _PEERS = "no process talks to another one"
 _LORA = "no adapters are loaded"
 _DERENDER = "no route makes answers of token ids alone but /detokenize"
@@ -38,7 +37,7 @@ DUTIES = (
     (("POC-TEMPLATE-NESTED",), None),
     (("CVE-2026-7482",), None),
     (("CVE-2025-66959", "CVE-2025-66960", "CVE-2024-12055", "GO-2025-3559", "GO-2025-3689", "CVE-2025-0317"), None),
-    (("CVE-2026-43629",), _SAVED),
+    (("CVE-2026-43629",), None),
     (("CVE-2026-137567", "CVE-2026-118375", "CVE-2026-34159", "CVE-2024-42477"), _PEERS),
     (("CVE-2024-37032", "CVE-2024-45436", "CVE-2026-119979"), None),
     (("GO-2025-3824", "CVE-2025-51471"), None),
@@ -88,7 +87,6 @@ DUTIES = (
 ABSENT = {
     _MEDIA: ("/v1/audio/transcriptions", "mm_processor_kwargs"),
     _TENSORS: (None, "prompt_embeds"),
-    _SAVED: (None, "kv_transfer_params"),
     _PEERS: (None, "ec_transfer_params"),
     _LORA: ("/v1/load_lora_adapter", None),
     _DERENDER: ("/v1/chat/completions/derender", None),

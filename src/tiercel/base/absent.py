@@ -78,7 +78,7 @@ _LORA: Final = "adapters (LoRA) are not there yet"
 _MEDIA: Final = "pictures, sound and video are not there yet"
 _EXPERTS: Final = "mixture-of-experts models are not there yet"
 _SPECULATION: Final = "speculative decoding is not there yet"
-_TIERS: Final = "keys and values are kept in memory only, so far"
+_TIERS: Final = "kv_tiers names the tiers of cached keys and values"
 _POOLING: Final = "how a model pools follows from its files"
 _STATE: Final = "models with a recurrent state are not there yet"
 _LOADING: Final = "how a model is read follows from its files"
@@ -246,7 +246,6 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "diffusion_config": ((), False),
     },
     _TIERS: {
-        "kv_offloading_size": ((0,), False),
         "kv_offloading_backend": (("native",), False),
         "kv_transfer_config": ((), False),
         "kv_events_config": ((), False),

@@ -6,13 +6,21 @@ Names are vLLM's where the meaning is the same. Knows no part: what a value mean
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tiercel.base.env import refuse_removed
 from tiercel.base.errors import ConfigError, UnknownOption
-from tiercel.base.options import Option, from_environment, option, options_of, parse_float, parse_object
+from tiercel.base.options import (
+    Option,
+    from_environment,
+    option,
+    options_of,
+    parse_float,
+    parse_object,
+    parse_objects,
+)
 from tiercel.base.units import GIB, parse_bytes, parse_int_human
 
 THREADS_MAX = 1024  # more than any machine has; each costs a stack and a place in every barrier
@@ -218,6 +226,24 @@ class EngineOptions:
         group="cache",
         help="reuse the computed beginning of earlier prompts",
         why="on, as a hit is bitwise the same as computing; off where recurrent states do not fit beside the pages",
+    )
+    kv_tiers: Sequence[Mapping[str, Any]] = option(
+        (),
+        parse=parse_objects,
+        many="objects",
+        metavar="JSON",
+        group="cache",
+        help='where pages are kept beyond memory, as in \'[{"type": "disk", "path": "kv", "capacity": "20GiB"}]\'',
+        why="a person says what may be written, and where",
+    )
+    kv_offloading_size: float | None = option(
+        None,
+        parse=parse_float,
+        least=0.0,
+        metavar="GIB",
+        group="cache",
+        help="GiB of host memory for pages of ended requests: on a CPU more pages in the pool, which is host memory",
+        why="the pool's own size",
     )
     max_num_seqs: int | None = option(
         None,

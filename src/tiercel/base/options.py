@@ -13,7 +13,7 @@ Knows no part: what a value means is decided where it is used.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
@@ -35,7 +35,8 @@ class Option(NamedTuple):  # a dataclass takes a millisecond longer to make, at 
     why            the reason for the default
     choices        the only values; `aliases` are other words for them, `refused` values with a hint of their own
     least, most    bounds of a number
-    many           "words": one flag takes several; "repeat": the flag may come several times; "list": its text is one
+    many           "words": one flag takes several; "repeat": the flag may come several times; "list": its text is one,
+                   of texts; "objects": its text is a list of JSON objects
     keys           of a JSON object: those it may have; None: it is no object
     is_inverse     the flag switches off what the field says is on
     is_common      shown by the short `--help`
@@ -93,8 +94,9 @@ class Option(NamedTuple):  # a dataclass takes a millisecond longer to make, at 
             return
         try:
             if self.many:
-                if isinstance(value, str):
-                    raise ConfigError(f"got {value!r}; needs a list of texts")
+                if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+                    kind = "objects" if self.many == "objects" else "texts"
+                    raise ConfigError(f"got {value!r}; needs a list of {kind}")
                 for one in value:
                     self._check_value(one)
             else:
@@ -112,8 +114,8 @@ class Option(NamedTuple):  # a dataclass takes a millisecond longer to make, at 
             if value not in self.choices:
                 shown = ", ".join("None" if one is None else str(one) for one in self.choices)
                 raise ConfigError(f"got {value!r}; needs one of {shown}")
-        elif self.keys is not None:
-            _check_object(value, self.keys)
+        elif self.keys is not None or self.many == "objects":
+            _check_object(value, self.keys or ())
         elif self.least is not None:
             self._check_number(value)
         elif (self.parse is str or self.many) and not isinstance(value, str):
@@ -224,6 +226,24 @@ def parse_list(text: str) -> tuple[str, ...]:
     if not all(isinstance(one, str) for one in value):
         raise ConfigError(f'got {text[:200]!r}; need a list of texts such as ["a", "b"]')
     return tuple(value)
+
+
+def parse_objects(text: str) -> tuple[dict[str, Any], ...]:
+    """Read a JSON list of objects, or one object.
+
+    Raises:
+        ConfigError: `text` is something else.
+    """
+    import json  # as above
+
+    try:
+        value = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"got {text[:200]!r}, which is no JSON ({error}); need a list such as [{{...}}]") from None
+    found = [value] if isinstance(value, dict) else value
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ConfigError(f"got {text[:200]!r}; need a JSON list of objects such as [{{...}}]")
+    return tuple(found)
 
 
 def parse_template(text: str) -> str:

@@ -102,4 +102,10 @@ def show_stats(engine: TextEngine, answer: Answer, out: TextIO) -> None:
     first = "no text" if answer.first_s is None else f"first text after {answer.first_s:.3f} s"
     print(f"{first}, all after {answer.whole_s:.3f} s", file=out)
     for name, value in engine.stats().items():
-        print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}", file=out)
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key} {_shown(one)}" for key, one in value.items() if one)
+        print(f"{name}: {_shown(value)}", file=out)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -125,7 +125,7 @@ def _value(parser: "CommandParser", action: argparse.Action, key: str, value: An
     if is_list:
         values = value if isinstance(value, list) else [value]
         return [_one(action, one, where) for one in values]
-    if row is not None and row.many == "list" and isinstance(value, list):
+    if row is not None and row.many in ("list", "objects") and isinstance(value, list):
         import json
 
         value = json.dumps(value)

@@ -39,7 +39,7 @@ from tiercel.protocol.step import StepResult
 from tiercel.runner.interface import N_STEPS_MAX, Runner
 
 if TYPE_CHECKING:
-    from tiercel.kv.tiers.manager import PageTiers, TierSnapshot
+    from tiercel.kv.tiers.page_tiers import PageTiers, TierSnapshot
     from tiercel.kv.tiers.placed import MakeTiers
     from tiercel.sampling.constraint import MaskRows
 
@@ -236,7 +236,7 @@ class EngineCore:
         return bool(self._sequences or self._in_flight or self._updates)
 
     def _place_tiers(self, make_tiers: "MakeTiers") -> "PageTiers":
-        from tiercel.kv.tiers.manager import PageTiers
+        from tiercel.kv.tiers.page_tiers import PageTiers
 
         group = self._runner.page_group
         if group is None or not self._scheduler.is_caching:
@@ -257,19 +257,19 @@ class EngineCore:
         while is_submitted and self._depth < n_ahead and len(self._in_flight) < n_ahead:
             is_submitted = self._submit_next()
         self._deliver()
-        if self._tiers is not None:
-            self._tiers.work(self._scheduler.collected_id)  # while a step computes
+        waits = self._waits_for_tiers  # as the plan found it: what comes now is seen by the next one
+        has_news = self._tiers is not None and self._tiers.work(self._scheduler.collected_id)  # while a step computes
         if self._in_flight and (len(self._in_flight) >= n_ahead or not is_submitted):
             # What is left under way computes while this round's results are seen to.
             self._collect_some(1 if n_ahead <= self._depth else max(len(self._in_flight) - max(n_ahead // 4, 1), 1))
-        elif not self._in_flight and not is_submitted and self._scheduler.waiting and not self._waits_for_tiers:
+        elif not self._in_flight and not is_submitted and self._scheduler.waiting and not waits:
             self._give_up_on_head()
         self._publish()
         if self.config.check_each_step:
             self.check()
         if self._tiers is None:
             return self.has_work
-        is_parked = not self._in_flight and not is_submitted and not self._updates and self._waits_for_tiers
+        is_parked = waits and not (has_news or self._in_flight or is_submitted or self._updates)
         return (self.has_work and not is_parked) or self._tiers.has_work
 
     @property
@@ -325,8 +325,10 @@ class EngineCore:
                 self._end_sequence(sequence, self._update(sequence, []), reason=reason)
 
     def _do_reset(self, done: "Future[bool]") -> None:
-        if self._tiers is not None and not self._scheduler.running and not self._scheduler.waiting:
-            self._tiers.reset()
+        if not self._scheduler.running and not self._scheduler.waiting:
+            self._scheduler.pins.clear()
+            if self._tiers is not None:
+                self._tiers.reset()
         done.set_result(self._scheduler.reset_cached())
 
     def _do_hear_tiers(self) -> None:
@@ -672,6 +674,7 @@ class EngineCore:
             scheduler.n_tokens_lost,
             totals["stale"],
             self._tell_tiers(),
+            scheduler.pins.n_pages,
             *(scheduler.states.counts() if scheduler.states is not None else ()),
         )
 
@@ -740,6 +743,7 @@ def _stats_of(sequence: Sequence, reason: str, now_s: float) -> SequenceStats:
         n_prompt_tokens=sequence.n_prompt,
         n_output_tokens=sequence.n_output,
         n_cached_tokens=max(sequence.n_cached_tokens, 0),
+        n_loaded_tokens=sum((sequence.cached_by_tier or {}).values()),
         n_preemptions=sequence.n_preemptions,
         max_tokens=sequence.params.max_tokens,
         e2e_s=now_s - sequence.arrival_s,

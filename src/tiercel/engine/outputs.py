@@ -222,6 +222,7 @@ class RequestState:
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
         self._n_cached: int | None = None
+        self._cached_by_tier: dict[str, int] | None = None
         self._rows: np.ndarray | None = None
         self._metrics = RequestMetrics(arrival_s=arrival_s)
 
@@ -294,6 +295,7 @@ class RequestState:
             outputs=outputs,
             finished=self.is_ended,
             num_cached_tokens=self._n_cached,
+            cached_by_tier=self._cached_by_tier,
             metrics=self._metrics.copy(),
             rows=self._rows,
         )
@@ -324,6 +326,7 @@ class RequestState:
                 metrics.first_scheduled_s = update.first_scheduled_s
             if self._n_cached is None:
                 self._n_cached = update.n_cached_tokens  # of the output that came first
+                self._cached_by_tier = update.cached_by_tier
         metrics.n_preemptions += update.n_preemptions
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = [None]

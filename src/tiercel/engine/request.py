@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tiercel.engine.states import Stop
     from tiercel.kv.snapshots import Snapshot
     from tiercel.kv.tiers.promotion import Ask
-    from tiercel.protocol.tiers import TierWishes
     from tiercel.sampling.budget_constraint import BudgetConstraint
     from tiercel.sampling.constraint import Constraint
 
@@ -72,7 +71,6 @@ class NewSequence(msgspec.Struct, frozen=True, eq=False):
     constraint: "Constraint | BudgetConstraint | None" = None  # its own: form of its text, bound of its reasoning
     pools: Pools | None = None
     n_first: int | None = None  # tokens of a pair's first text
-    tiers: "TierWishes | None" = None  # what it says of the tiers below the pool; None: nothing
 
 
 class SequenceUpdate(msgspec.Struct, eq=False):
@@ -116,7 +114,6 @@ class Sequence(msgspec.Struct, eq=False):
     repetition: RepetitionWatch | None = None
     pools: Pools | None = None
     n_first: int | None = None
-    tiers: "TierWishes | None" = None
 
     state: State = State.WAITING
     slot: int = -1  # -1: none
@@ -168,7 +165,6 @@ class Sequence(msgspec.Struct, eq=False):
             repetition=RepetitionWatch(repeating) if repeating is not None else None,
             pools=new.pools,
             n_first=new.n_first,
-            tiers=new.tiers,
             n_total=len(new.prompt_token_ids),
         )
 

@@ -29,7 +29,8 @@ sequences that found one of these pages are computed again.
 Invariants, verified by `check`:
 1. A running sequence has one slot of its own, and pages for all that is planned; n_computed < n_total, but for a
    pooled one whose last rows are on their way.
-2. A page's references are the running sequences whose table names it, and the loads that hold it (`kv.tiers`).
+2. A page's references are the running sequences whose table names it, and the loads (`kv.tiers`) and pins
+   (`engine.pins`) that hold it.
 3. Free, held and used slots are disjoint and all there are; at most max_num_seqs run.
 4. The queue is sorted, and what waits has neither slot nor pages.
 5. A running sequence's keyed pages carry its own keys, and their tokens are known and planned.
@@ -43,6 +44,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from tiercel.engine.config import EngineConfig
+from tiercel.engine.pins import DEFAULT_TTL_S, Pins
 from tiercel.engine.request import Sequence, State
 from tiercel.engine.states import PlannedSave, StateKeeper
 from tiercel.engine.tiers import ask_of
@@ -51,7 +53,7 @@ from tiercel.kv.snapshots import Snapshot
 from tiercel.protocol.step import Bools, RunnerLimits, StepPlan
 
 if TYPE_CHECKING:
-    from tiercel.kv.tiers.manager import PageTiers
+    from tiercel.kv.tiers.page_tiers import PageTiers
 
 # Sequences passed in one plan because another computes their next page; bounds the look-ups of a long queue.
 N_PASSED_MAX = 32
@@ -131,6 +133,7 @@ class Scheduler:
 
     def __init__(self, limits: RunnerLimits, config: EngineConfig) -> None:
         self.pool = PagePool(limits.n_pages, limits.page_size_tokens)
+        self.pins = Pins(self.pool)
         self.running: dict[Sequence, None] = {}  # in the order of admission
         self.waiting: list[Sequence] = []  # in the order of rank
         self.n_preemptions = 0
@@ -176,6 +179,7 @@ class Scheduler:
         """Plan the next step, or None when nothing can be computed now."""
         step = PlannedStep(self._planned_id + 1)
         self.n_loading = 0
+        self.pins.expire(now_s)
         has_preempted = self._make_room(step)
         prefilling = self._plan_decodes(step)
         n_left = self._budget_tokens - len(step.sequences)
@@ -223,6 +227,8 @@ class Scheduler:
             if is_complete and self._is_caching:
                 n_known = min(sequence.n_computed, len(sequence.token_ids) - 1)
                 self._set_keys(sequence, n_known, self._collected_id)
+            if not is_spoilt:
+                self._keep_pinned(sequence)
             self._leave(sequence)
         elif sequence.state in (State.WAITING, State.LOADING):
             self._unqueue(sequence)
@@ -265,7 +271,7 @@ class Scheduler:
                     sequence.page_ids += page_ids
                     sequence.n_room += self._page_size
                     break
-                if self.tiers is not None and self.tiers.surrender():
+                if self.pins.surrender() or (self.tiers is not None and self.tiers.surrender()):
                     continue
                 self._preempt(self._victim())
                 has_preempted = True
@@ -488,8 +494,19 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence, hit_ids: list[int]) -> bool:
         n_new = -(-len(sequence.token_ids) // self._page_size) - len(hit_ids)
-        n_hits_free = sum(self.pool.n_refs(page_id) == 0 for page_id in hit_ids)
-        return n_new + n_hits_free + len(self.running) <= self.pool.n_free
+        while True:
+            n_hits_free = sum(self.pool.n_refs(page_id) == 0 for page_id in hit_ids)
+            if n_new + n_hits_free + len(self.running) <= self.pool.n_free:
+                return True
+            if not self.pins.surrender():
+                return False
+
+    def _keep_pinned(self, sequence: Sequence) -> None:
+        hint = sequence.params.cache_hint
+        if hint is None or not hint.pin or not self._is_caching or sequence.first_scheduled_s is None:
+            return
+        ttl_s = DEFAULT_TTL_S if hint.ttl_s is None else hint.ttl_s
+        self.pins.hold(sequence.page_ids[: sequence.n_prompt // self._page_size], sequence.first_scheduled_s + ttl_s)
 
     def _count_admission(self, sequence: Sequence, n_hit: int, now_s: float) -> None:
         if sequence.first_scheduled_s is not None:
@@ -527,7 +544,7 @@ class Scheduler:
         """Raise AssertionError when nothing runs and yet something is held. Cost: O(1)."""
         assert not self.running, "engine.scheduler: not idle"
         n_held = self._limits.n_slots - len(self._free_slots)
-        assert self.pool.n_used == 0 or self._n_landing > 0, (
+        assert self.pool.n_used == 0 or self._n_landing > 0 or len(self.pins) > 0, (
             f"engine.scheduler: {self.pool.n_used} pages are held by nobody"
         )
         assert n_held == 0 or self._collected_id < self._planned_id, f"engine.scheduler: {n_held} slots are lost"
@@ -542,6 +559,8 @@ class Scheduler:
         for sequence in self.running:
             self._check_running(sequence)
         owners = Counter(page_id for s in self.running for page_id in s.page_ids)
+        self.pins.check()
+        owners.update(self.pins.held_pages())
         if self.tiers is not None:
             self.tiers.check()
             owners.update(self.tiers.held_pages())

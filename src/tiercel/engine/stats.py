@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from tiercel.kv.tiers.manager import TierSnapshot
+    from tiercel.kv.tiers.page_tiers import TierSnapshot
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True):
@@ -33,6 +33,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     n_total_tokens_lost: int = 0  # computed, then thrown away by preemption
     n_total_stale_rows: int = 0  # computed for sequences that had ended meanwhile
     tiers: "tuple[TierSnapshot, ...]" = ()  # below the page pool, in order
+    n_pages_pinned: int = 0
     n_snapshots: int = 0  # places for recurrent states; 0: none are kept
     n_snapshots_kept: int = 0
     n_snapshots_reserved: int = 0  # a step under way saves into them
@@ -53,6 +54,7 @@ class SequenceStats(msgspec.Struct, frozen=True):
     n_prompt_tokens: int
     n_output_tokens: int
     n_cached_tokens: int
+    n_loaded_tokens: int  # of them, those that came from a tier
     n_preemptions: int
     max_tokens: int | None
     e2e_s: float

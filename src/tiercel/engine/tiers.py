@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tiercel.engine.request import Sequence
-    from tiercel.kv.tiers.manager import PageTiers
+    from tiercel.kv.tiers.page_tiers import PageTiers
     from tiercel.kv.tiers.promotion import Ask
 
 
@@ -12,11 +12,11 @@ def ask_of(sequence: "Sequence", tiers: "PageTiers", page_size_tokens: int) -> "
     """Begin a sequence's ask."""
     from tiercel.kv.tiers.promotion import Ask  # an engine without tiers imports none of this
 
-    wishes = sequence.tiers
-    if wishes is None:
-        return Ask()
-    return Ask(
-        load_from=None if wishes.load_kinds is None else tiers.places(wishes.load_kinds),
-        n_store_pages=None if wishes.n_store_tokens is None else wishes.n_store_tokens // page_size_tokens,
-        stores_now=wishes.hint is not None and wishes.hint.pin,
-    )
+    ask, wishes, hint = Ask(), sequence.params.kv_transfer_params, sequence.params.cache_hint
+    if wishes is not None:
+        if wishes.kv_load_tiers is not None:
+            ask.load_from = tiers.places([(kind.medium, kind.locality) for kind in wishes.kv_load_tiers])
+        if wishes.max_offload_tokens is not None:
+            ask.n_store_pages = wishes.max_offload_tokens // page_size_tokens
+    ask.stores_now = hint is not None and hint.pin
+    return ask

@@ -265,7 +265,9 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's counts so far."""
-        return msgspec.structs.asdict(self.client.snapshot)
+        counts = msgspec.structs.asdict(self.client.snapshot)
+        tiers = counts.pop("tiers")
+        return counts | {f"tier {one.label}": one.as_dict() for one in tiers}
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached pages; False, and nothing is forgotten, while anything runs."""

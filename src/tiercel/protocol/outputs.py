@@ -76,6 +76,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int | None = None
+    cached_by_tier: dict[str, int] | None = None  # of these, those that each tier gave; None: there are no tiers
     metrics: RequestMetrics | None = None
     lora_request: None = field(default=None)
     rows: "np.ndarray | None" = None  # float32 [T or 1, W] of a pooled text, before its pooler

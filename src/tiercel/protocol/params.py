@@ -24,6 +24,7 @@ from msgspec.structs import force_setattr
 from tiercel.base.errors import RequestError, UnknownOption
 from tiercel.protocol.repetition import RepetitionDetectionParams
 from tiercel.protocol.structured import StructuredOutputsParams
+from tiercel.protocol.tiers import CacheHint, KvTransferParams, as_hint, as_transfer
 
 GREEDY_BELOW = 1e-5  # vLLM's threshold
 TEMPERATURE_MIN = 0.01  # below it logits / temperature may overflow to infinities that tie
@@ -111,6 +112,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
         repetition_detection    ends an output whose last tokens only repeat themselves (`protocol.repetition`)
         stream_interval      tokens that an output of a stream has at least, but for its first and its last; 1 and up,
                              and no less than the engine's own; None: the engine's
+        kv_transfer_params   what tiers of the KV cache load and store for it (`protocol.tiers`); a mapping is read
+        cache_hint           {"pin": true, "ttl_s": seconds}: keep its prompt's pages (`protocol.tiers`)
         structured_outputs   the form of the text (`protocol.structured`); it may end before min_tokens when it is
         complete
 
@@ -150,6 +153,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     stream_interval: int | None = None
+    kv_transfer_params: KvTransferParams | None = None
+    cache_hint: CacheHint | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -219,6 +224,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refus
             raise _refused("repetition_detection", self.repetition_detection, "RepetitionDetectionParams", "")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise _refused("output_kind", self.output_kind, "a RequestOutputKind", "")
+        if self.kv_transfer_params is not None:
+            _set(self, "kv_transfer_params", as_transfer(self.kv_transfer_params))
+        if self.cache_hint is not None:
+            _set(self, "cache_hint", as_hint(self.cache_hint))
         if self.top_k == -1:
             _set(self, "top_k", 0)
         if self.thinking_token_budget == -1:

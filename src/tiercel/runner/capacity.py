@@ -122,13 +122,15 @@ def plan(
     available_bytes: int,
     state_bytes: int = 0,
     keeps_states: bool = False,
+    extra_bytes: int = 0,
 ) -> Capacity:
     """Choose the pool's size and the longest sequence.
 
     `max_model_len` None means the model's own length, or the largest that fits if memory is short; -1 asks for the
     largest that fits. `pool_bytes` None means enough for `max_num_seqs` full sequences, but at most a quarter of
     `available_bytes`. Each of `max_num_seqs` slots takes `state_bytes` of memory first. With `keeps_states`, snapshots
-    share the pool's bytes.
+    share the pool's bytes. `extra_bytes` of pages come on top, for what ended requests leave behind: on a CPU the memory
+    below the pool is the pool.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -196,4 +198,10 @@ def plan(
                 f"{shorter}give more memory"
             )
         len_tokens = n_pages * page_size_tokens
+    n_pages += extra_bytes // page_bytes if page_bytes else 0
+    if extra_bytes and n_pages * page_bytes + n_snapshots * state_bytes > available_bytes:
+        raise OutOfPages(
+            f"kv pool: kv_offloading_size of {extra_bytes / _MIB:,.0f} MiB makes {n_pages} pages of "
+            f"{page_bytes / _MIB:.2f} MiB; {available_bytes / _MIB:,.0f} MiB of memory are free; lower it"
+        )
     return Capacity(page_size_tokens, page_bytes, n_pages, len_tokens, max_num_seqs, state_bytes, n_snapshots, spacing)

@@ -254,7 +254,7 @@ class NativeRunner:
     def read_pages(self, page_ids: Sequence[int]) -> "list[Bytes]":
         """See `Runner.read_pages`."""
         assert self.kv is not None, "runner.native: closed"
-        return [self.kv.page(page_id).tobytes() for page_id in page_ids]
+        return [self.kv.read(page_id) for page_id in page_ids]
 
     def write_pages(self, page_ids: Sequence[int], data: "Sequence[Bytes]") -> None:
         """See `Runner.write_pages`."""
@@ -263,7 +263,7 @@ class NativeRunner:
 
         check_pages(page_ids, data, self.kv.page_bytes)
         for page_id, one in zip(page_ids, data, strict=True):
-            self.kv.page(page_id).data[:] = memoryview(one).cast("B")
+            self.kv.write(page_id, memoryview(one).cast("B"))
 
     def last_logits(self, n_rows: int) -> "np.ndarray":
         """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""

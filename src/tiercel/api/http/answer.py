@@ -31,16 +31,27 @@ class Tally:
     n_reasoning: int | None = None  # of those, where reasoning is told apart
     n_by_choice: dict[int, int] = field(default_factory=dict)
     _cached_of: dict[int, int] = field(default_factory=dict)
+    _by_tier_of: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def add(self, prompt_idx: int, output: "RequestOutput", n_per_prompt: int) -> None:
         """Count what is new in an output."""
         if output.num_cached_tokens is not None:
             self._cached_of[prompt_idx] = output.num_cached_tokens
             self.n_cached = sum(self._cached_of.values())
+            if output.cached_by_tier is not None:
+                self._by_tier_of[prompt_idx] = output.cached_by_tier
         for one in output.outputs:
             choice = prompt_idx * n_per_prompt + one.index
             self.n_by_choice[choice] = self.n_by_choice.get(choice, 0) + len(one.token_ids)
             self.n_completion += len(one.token_ids)
+
+    def _by_tier(self) -> dict[str, int]:
+        """Say how many of the cached tokens each tier gave; the rest was in the page pool."""
+        given: dict[str, int] = {}
+        for one in self._by_tier_of.values():
+            for label, n in one.items():
+                given[label] = given.get(label, 0) + n
+        return {"0:pool": self.n_cached - sum(given.values())} | given
 
     def usage(self) -> dict[str, Any]:
         """Give OpenAI's `usage`."""
@@ -50,6 +61,8 @@ class Tally:
             "total_tokens": self.n_prompt + self.n_completion,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
         }
+        if self._by_tier_of:
+            usage["prompt_tokens_details"]["cached_tokens_by_tier"] = self._by_tier()
         if self.n_reasoning is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.n_reasoning}
         return usage

@@ -37,6 +37,8 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "logprob_token_ids": (),
     "stream": (False,),
     "stream_interval": (1,),
+    "kv_transfer_params": (),
+    "cache_hint": (),
 }
 
 

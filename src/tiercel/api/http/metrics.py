@@ -16,6 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tiercel.api.http.tier_metrics import tier_families
+
 if TYPE_CHECKING:
     from tiercel.api.http.facade import EngineFacade
     from tiercel.engine.stats import SequenceStats, StepStats
@@ -106,6 +108,7 @@ class Metrics(Collector):
         self._finished = dict.fromkeys(FINISH_REASONS, 0)
         self._n_cached_tokens = 0
         self._n_computed_tokens = 0
+        self._n_loaded_tokens = 0
         self._http: dict[tuple[str, str, str], int] = {}
         self._http_s: dict[tuple[str, str], Distribution] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -148,12 +151,14 @@ class Metrics(Collector):
         """Give every family."""
         with self._lock:
             families = [*self._gauges(), *self._counters(), *self._histograms(), *self._http_families()]
+            families += tier_families(self._engine.client.snapshot.tiers, self._labels)
         yield from families
 
     def _note_sequence(self, one: "SequenceStats") -> None:
         of = self._distributions
         self._finished[one.finish_reason] += 1
         self._n_cached_tokens += one.n_cached_tokens
+        self._n_loaded_tokens += one.n_loaded_tokens
         if one.prefill_s is not None:
             n_computed = max(0, one.n_prompt_tokens - one.n_cached_tokens)
             self._n_computed_tokens += n_computed
@@ -185,7 +190,12 @@ class Metrics(Collector):
         # Its value is the time of the last change, as vLLM's; there are no adapters, so nothing ever changed.
         adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
         yield self._info("lora_requests_info", "Adapters in use", adapters, value=self._started_s)
-        pages = (("all", now.n_pages), ("used", now.n_pages_used), ("cached", now.n_pages_cached))
+        pages = (
+            ("all", now.n_pages),
+            ("used", now.n_pages_used),
+            ("cached", now.n_pages_cached),
+            ("pinned", now.n_pages_pinned),
+        )
         yield self._own_by(GaugeMetricFamily, "kv_pages", "Pages by state", pages)
         yield self._own_by(
             GaugeMetricFamily,
@@ -224,7 +234,8 @@ class Metrics(Collector):
         )
         text = "Recurrent states that were saved, found and used, or gave way to others"
         yield self._own_by(CounterMetricFamily, "state_snapshot_events", text, events, label="event")
-        sources = zip(_SOURCES, (self._n_computed_tokens, self._n_cached_tokens, 0), strict=True)
+        n_loaded = self._n_loaded_tokens
+        sources = zip(_SOURCES, (self._n_computed_tokens, self._n_cached_tokens - n_loaded, n_loaded), strict=True)
         text = "Prompt tokens of ended sequences, by where their keys and values came from"
         yield self._by("source", CounterMetricFamily, "prompt_tokens_by_source", text, sources)
         yield self._by(

@@ -43,6 +43,8 @@ _SAME: Final = (
     "thinking_token_budget",
     "stream_interval",
     "logprob_token_ids",
+    "kv_transfer_params",
+    "cache_hint",
 )
 # What a model may recommend (generation_config.json), by its name here.
 _RECOMMENDED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -52,7 +52,6 @@ NO_OPS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "background_options": ((), "background runs start at once; leave it out"),
     "prompt_cache_options": ((), "prefixes are cached by themselves; leave it out"),
     "suffix": (("",), "filling a gap is not there yet; leave it out"),
-    "kv_transfer_params": ((), _TRANSFER),
     "ec_transfer_params": ((), _TRANSFER),
     "vllm_xargs": (({},), "no plug-in reads it here; leave it out"),
 }
@@ -105,6 +104,8 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
     thinking_token_budget: int | None = None
     repetition_detection: Repetition | None = None
     stream_interval: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    cache_hint: dict[str, Any] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     prompt_logprobs: int | None = None

@@ -26,7 +26,7 @@ _PAUSE_S = 0.5  # after a tier refused
 
 
 class Demotions:
-    """Stores that are to be done, and under way. Owner: `kv.tiers.manager.PageTiers`."""
+    """Stores that are to be done, and under way. Owner: `kv.tiers.page_tiers.PageTiers`."""
 
     def __init__(self, rig: Rig) -> None:
         n_tiers, n_pages = len(rig.tiers), rig.pool.n_pages

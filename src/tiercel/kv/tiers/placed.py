@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tiercel.kv.page_pool import PagePool
-from tiercel.kv.tiers.interface import Bytes, Clock, Tier
+from tiercel.kv.tiers.identity import TierIdentity
+from tiercel.kv.tiers.interface import Bytes, Clock, Tier, Wake
 from tiercel.kv.tiers.policy import RateMeter, Rates
+from tiercel.kv.tiers.registry import TierSpec, make_tier
 
 _MIB = 1 << 20
 PAGES = 0  # the group of pages in an identity
@@ -72,7 +74,7 @@ class TierTally:
 
 @dataclass(slots=True)
 class Rig:
-    """What loads and stores share. Owner: `kv.tiers.manager.PageTiers`."""
+    """What loads and stores share. Owner: `kv.tiers.page_tiers.PageTiers`."""
 
     tiers: tuple[PlacedTier, ...]
     pool: PagePool
@@ -98,6 +100,34 @@ class Rig:
         """Return a number that no job has."""
         self._n_jobs += 1
         return self._n_jobs
+
+
+def place_tiers(specs: Sequence[TierSpec], identity: TierIdentity, wake: Wake, clock: Clock) -> list[PlacedTier]:
+    """Make the tiers that a person named, in order.
+
+    Raises: ConfigError: one cannot be made; those before it are closed.
+    """
+    placed: list[PlacedTier] = []
+    try:
+        for spec in specs:
+            rules = spec.admission
+            placed.append(
+                PlacedTier(
+                    spec.label,
+                    make_tier(spec, identity, wake, clock),
+                    medium=spec.kind.medium,
+                    locality=spec.kind.locality,
+                    store_sights=rules.store_sights,
+                    store_worth_s=rules.store_worth_s,
+                    load_deadline_s=rules.load_deadline_s,
+                    store_deadline_s=rules.store_deadline_s,
+                )
+            )
+    except BaseException:
+        for one in placed:
+            one.tier.close()
+        raise
+    return placed
 
 
 MakeTiers = Callable[[Callable[[], None], Clock], Sequence[PlacedTier]]

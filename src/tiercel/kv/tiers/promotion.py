@@ -89,7 +89,7 @@ class _Job:
 
 
 class Promotions:
-    """Loads that are under way. Owner: `kv.tiers.manager.PageTiers`."""
+    """Loads that are under way. Owner: `kv.tiers.page_tiers.PageTiers`."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -97,6 +97,7 @@ class Promotions:
         self._loads: dict[_Load, None] = {}  # the newest last
         self._jobs: dict[int, _Job] = {}
         self._n_here = 0
+        self._has_more = False
         self.n_news = 0  # how often something came of tiers
         self.origins: dict[int, tuple[bytes, int, float]] = {}  # page -> key, place, when it landed
         self.missed: list[tuple[int, bytes]] = []  # what a tier does not have, for whoever believes it does
@@ -107,9 +108,9 @@ class Promotions:
         return len(self._loads)
 
     @property
-    def has_arrivals(self) -> bool:
-        """Whether pages are here that were not written yet."""
-        return self._n_here > 0
+    def has_more(self) -> bool:
+        """Whether `settle` left pages that it could have written."""
+        return self._has_more
 
     def still_waits(self, ask: Ask) -> bool:
         """Say, in O(1), that nothing has changed for an ask since `must_wait` said it must wait."""
@@ -187,6 +188,7 @@ class Promotions:
                     break  # in the order of the chain, so that what has landed can be used
                 if not landing.has_landed and len(ready) < _N_WRITTEN:
                     ready.append(landing)
+        self._has_more = len(ready) == _N_WRITTEN
         if not ready:
             return
         data = [landing.data for landing in ready if landing.data is not None]

@@ -65,7 +65,7 @@ class Admission:
     """
 
     store_sights: int = 2
-    store_worth_s: float = 0.5
+    store_worth_s: float = 10.0
     lookup_deadline_s: float = 1.0
     load_deadline_s: float = 5.0
     store_deadline_s: float = 60.0

@@ -7,12 +7,13 @@ gives is in a page with its key, verified, or it is not there at all.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from tiercel.kv.page_pool import PagePool
 from tiercel.kv.tiers.demotion import Demotions
 from tiercel.kv.tiers.interface import Clock, TierCounters, Usage
 from tiercel.kv.tiers.placed import PageBytes, PlacedTier, Rig, TierTally
+from tiercel.kv.tiers.policy import Rates
 from tiercel.kv.tiers.promotion import Ask, Promotions
 
 _CLOSE_S = 5.0  # for stores that are under way when the engine ends
@@ -26,6 +27,12 @@ class TierSnapshot:
     usage: Usage
     counters: TierCounters
     tally: TierTally
+    rates: Rates
+
+    def as_dict(self) -> dict[str, int | float]:
+        """Return all numbers by name."""
+        parts = asdict(self.usage), asdict(self.counters), asdict(self.tally), asdict(self.rates)
+        return {name: value for part in parts for name, value in part.items()}
 
 
 class PageTiers:
@@ -53,7 +60,7 @@ class PageTiers:
     @property
     def has_work(self) -> bool:
         """Whether a round could do something without waiting for a tier."""
-        return self._demotions.has_work
+        return self._promotions.has_more or self._demotions.has_work
 
     @property
     def is_awaiting(self) -> bool:
@@ -127,8 +134,12 @@ class PageTiers:
         """Take note of what a step computed: it tells what loading saves."""
         self._rig.prefill_meter.add(n_tokens, took_s, self._rig.clock())
 
-    def work(self, collected_id: int) -> None:
-        """Take what tiers have to say, write pages that have come, and give tiers a few pages to store."""
+    def work(self, collected_id: int) -> bool:
+        """Take what tiers have to say, write pages that have come, and give tiers a few pages to store.
+
+        Returns: whether something came up, so that who waits may go on.
+        """
+        n_before = self._promotions.n_news
         for place, placed in enumerate(self._rig.tiers):
             for result in placed.tier.poll():
                 if result.data is not None:
@@ -137,6 +148,7 @@ class PageTiers:
                 self._demotions.take(place, result)
         self._promotions.settle(collected_id)
         self._demotions.work()
+        return self._promotions.n_news > n_before
 
     def news(self) -> None:
         """Take note that a tier has found something out, so that who asked asks again."""
@@ -167,8 +179,14 @@ class PageTiers:
     def snapshot(self) -> tuple[TierSnapshot, ...]:
         """Return what each tier holds and has done."""
         return tuple(
-            TierSnapshot(placed.label, placed.tier.usage(), placed.tier.counters(), replace(tally))
-            for placed, tally in zip(self._rig.tiers, self._rig.tallies, strict=True)
+            TierSnapshot(
+                placed.label,
+                placed.tier.usage(),
+                placed.tier.counters(),
+                replace(self._rig.tallies[place]),
+                self._rig.rates(place),
+            )
+            for place, placed in enumerate(self._rig.tiers)
         )
 
     def held_pages(self) -> list[int]:
