@@ -24,6 +24,7 @@ COMMANDS = {
     "pull": ("tiercel.cli.pull", "fetch a model to this machine"),
     "list": ("tiercel.cli.list_", "list the models that have a short name, and those that are here"),
     "show": ("tiercel.cli.show", "describe a model: its shape, program, and kernels"),
+    "cache": ("tiercel.cli.cache", "look after the keys and values that are kept on disk"),
     "bench": ("tiercel.cli.bench", "measure speed, memory and start-up, beside other engines"),
     "env": ("tiercel.cli.env", "describe this machine and installation, for a bug report"),
 }

@@ -17,6 +17,7 @@ a folder, and a capacity, of its own. Files are readable by their owner only; no
 
 import errno
 import logging
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -57,6 +58,7 @@ class DiskTier(DiskState):
         self._folder = ObjectFolder(path, self._format, ops or FileOps())
         self._hints: dict[bytes, Hint] = {}  # the writer's, from opening until the first scan
         self._is_found = False  # what was found is told once
+        self._claim: int | None = None  # the writer's
         self._threads = [Thread(target=self._write_loop, name="tiercel-kv-write", daemon=True)]
         self._threads += [
             Thread(target=self._read_loop, name=f"tiercel-kv-read-{i}", daemon=True)
@@ -183,6 +185,8 @@ class DiskTier(DiskState):
         if self._must_clear:
             self._clear()
         self._save_hints()
+        if self._claim is not None:
+            os.close(self._claim)
 
     def _has_writing(self) -> bool:
         return self._is_closed or self._must_clear or self._must_scan or bool(self._stores and not self._loads)
@@ -285,6 +289,7 @@ class DiskTier(DiskState):
         try:
             if not self._is_open:
                 self._folder.open()
+                self._claim = self._folder.claim()
                 self._is_open = True
                 self._hints = read_hints(self._folder.read_index(), self._identity.name())
             found = {key: self._examine(key, n_bytes) for key, n_bytes in self._folder.scan()}

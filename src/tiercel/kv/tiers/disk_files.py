@@ -3,6 +3,8 @@
     PATH/<identity>/<two hex digits of the key>/<64 hex digits of the key>.kv    one record (`kv.tiers.record`)
     PATH/<identity>/<two hex digits of the key>/.<key>.<random>.tmp             a record being written, locked
     PATH/<identity>/index                                                         hints for eviction, written at close
+    PATH/<identity>/about.json                                                    what the objects are, for people
+    PATH/<identity>/lock                                                          locked by every tier that uses it
 
 A file gets its name only when all its bytes are written, by a rename. Nothing is synced to the medium: after a power
 cut a named file may have lost bytes, and its checksums then say so. A writer holds a lock on its temporary file, so one
@@ -10,11 +12,13 @@ that nobody locks was left by a process that died, and `clean` removes it.
 """
 
 import fcntl
+import json
 import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from tiercel.kv.tiers.identity import KEY_BYTES
@@ -22,6 +26,7 @@ from tiercel.kv.tiers.interface import Bytes
 from tiercel.kv.tiers.record import InvalidRecord, RecordFormat, RecordHead
 
 _SUFFIX, _TEMP_SUFFIX = ".kv", ".tmp"
+INDEX, ABOUT, LOCK = "index", "about.json", "lock"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -93,6 +98,22 @@ class ObjectFolder:
             raise PermissionError(f"{self.path.name} is no folder of this user")
         if stat.S_IMODE(status.st_mode) & 0o077:
             self.path.chmod(0o700)
+        about = self.path / ABOUT
+        if not about.exists():
+            with suppress(OSError):  # a full disk can be read
+                self._publish(about, [json.dumps(asdict(self._fmt.identity), indent=2).encode()])
+
+    def claim(self) -> int | None:
+        """Show others that the folder is used, until the descriptor returned is closed; None: no locks here."""
+        with suppress(OSError):
+            fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                os.close(fd)
+                raise
+            return fd
+        return None
 
     def is_there(self) -> bool:
         """Say whether the folder still exists."""
@@ -143,7 +164,7 @@ class ObjectFolder:
             except FileNotFoundError:
                 continue
             for name, n_bytes in names:
-                key = _key_of(name)
+                key = key_of_file(name)
                 if key is not None and key[0] == i:
                     yield key, n_bytes
             self._clean_all(folder, [name for name, _ in names])
@@ -151,13 +172,13 @@ class ObjectFolder:
     def read_index(self) -> bytes | None:
         """Return what `write_index` wrote, if anything can be read."""
         try:
-            return bytes(self._ops.read(self.path / "index", 1 << 28))
+            return bytes(self._ops.read(self.path / INDEX, 1 << 28))
         except OSError:
             return None
 
     def write_index(self, data: bytes) -> None:
         """Publish the hints. Raises OSError."""
-        self._publish(self.path / "index", [data])
+        self._publish(self.path / INDEX, [data])
 
     def _publish(self, path: Path, parts: Sequence[Bytes]) -> None:
         temp = path.parent / f".{path.stem}.{secrets.token_hex(8)}{_TEMP_SUFFIX}"
@@ -178,7 +199,7 @@ class ObjectFolder:
 
     def _clean_all(self, folder: Path, names: Sequence[str]) -> None:
         for name in names:
-            if name.startswith(".") and name.endswith(_TEMP_SUFFIX):
+            if is_temporary(name):
                 with suppress(OSError):
                     self._clean(folder / name)
 
@@ -191,7 +212,28 @@ class ObjectFolder:
             os.close(fd)
 
 
-def _key_of(name: str) -> bytes | None:
+def is_used(folder: Path) -> bool:
+    """Say whether a tier, in whatever process, has claimed an identity's folder. Raises OSError."""
+    try:
+        fd = os.open(folder / LOCK, _READ)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def is_temporary(name: str) -> bool:
+    """Say whether a file of that name is one being written."""
+    return name.startswith(".") and name.endswith(_TEMP_SUFFIX)
+
+
+def key_of_file(name: str) -> bytes | None:
+    """Return the key of the object that a file of that name holds, or None: it holds none."""
     if len(name) != 2 * KEY_BYTES + len(_SUFFIX) or not name.endswith(_SUFFIX):
         return None
     try:

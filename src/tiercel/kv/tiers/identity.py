@@ -5,7 +5,8 @@ An object is one page of keys and values, or one snapshot of a recurrent state. 
 over the *whole* model, so that they do not depend on how a model is split over ranks.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from tiercel.base.errors import ConfigError
@@ -42,13 +43,15 @@ class TierIdentity:
     """All that decides whether bytes made elsewhere, or before a restart, are ours to read.
 
     `model_digest` names the architecture and its config, `weights_digest` the numbers and the type they are computed
-    in. A key's own chain (`kv.page_keys`) holds tokens, salt and adapter.
+    in. A key's own chain (`kv.page_keys`) holds tokens, salt and adapter. `about` is for people (the model's name, as
+    `tiercel cache stat` shows it) and decides nothing.
     """
 
     model_digest: str
     weights_digest: str
     page_size_tokens: int
     groups: tuple[ObjectGroup, ...]
+    about: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -76,11 +79,16 @@ class TierIdentity:
 
     def name(self) -> str:
         """Return 32 hexadecimal digits that no other identity has."""
-        return sha256(b"".join(self.digests())).hexdigest()[:32]
+        return identity_name(self.digests())
 
     def longer_by(self, n_bytes: int) -> "TierIdentity":
         """Return this identity with every object `n_bytes` longer: what a tier sees of objects that are sealed."""
         return replace(self, groups=tuple(replace(g, object_bytes=g.object_bytes + n_bytes) for g in self.groups))
+
+
+def identity_name(digests: Iterable[bytes]) -> str:
+    """Return the name of the identity of which `TierIdentity.digests` are these."""
+    return sha256(b"".join(digests)).hexdigest()[:32]
 
 
 def object_key(page_key: bytes, group_name: str | None) -> bytes:

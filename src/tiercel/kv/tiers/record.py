@@ -9,7 +9,7 @@ import struct
 from dataclasses import asdict, dataclass
 from zlib import crc32
 
-from tiercel.kv.tiers.identity import ObjectGroup, TierIdentity
+from tiercel.kv.tiers.identity import ObjectGroup, TierIdentity, identity_name
 from tiercel.kv.tiers.interface import Bytes
 
 MAGIC = b"TIERCLKV"
@@ -103,6 +103,32 @@ class RecordFormat:
         if crc32(body, crc32(key)) != _FIXED.unpack_from(record)[-1]:
             raise InvalidRecord("the body's checksum is wrong")
         return body
+
+
+def read_foreign(record: Bytes) -> tuple[RecordHead, str, str]:
+    """Read a whole record of whatever identity; return its head, its identity's name, and its group's dtype.
+
+    Raises:
+        InvalidRecord: it is damaged, or of another version.
+    """
+    front = bytes(record[:HEADER_BYTES_MAX])
+    if len(front) < _FIXED.size:
+        raise InvalidRecord(f"{len(front)} bytes are no header")
+    magic, version, n_header, key, *digests, group_idx, flags, n_text, expires_s, n_body, depth, crc = (
+        _FIXED.unpack_from(front)
+    )
+    if magic != MAGIC or version != VERSION:
+        raise InvalidRecord(f"magic {magic!r}, version {version}; needs {MAGIC!r}, {VERSION}")
+    is_long_enough = _FIXED.size + n_text + _CRC.size <= n_header <= len(front)
+    if not is_long_enough or _CRC.unpack_from(front, n_header - _CRC.size)[0] != crc32(front[: n_header - _CRC.size]):
+        raise InvalidRecord("the header's checksum is wrong")
+    if len(record) != n_header + n_body:
+        raise InvalidRecord(f"{len(record)} bytes; needs {n_header + n_body}")
+    if crc32(memoryview(record)[n_header:], crc32(key)) != crc:
+        raise InvalidRecord("the body's checksum is wrong")
+    group = json.loads(front[_FIXED.size : _FIXED.size + n_text])
+    head = RecordHead(key, group_idx, depth, bool(flags & _PINNED), expires_s or None)
+    return head, identity_name(digests), f"{group['name']} {group['dtype']}"
 
 
 def _describe(group: ObjectGroup) -> bytes:

@@ -96,6 +96,7 @@ def test_a_full_queue_refuses_and_the_rest_is_stored(tmp_path):
     ops = FaultyOps()
     with opened(tmp_path, ops=ops, limits=DiskLimits(queued_store_bytes=2 * 512, n_queued_loads=1)) as tier:
         ops.may_write.clear()
+        ops.is_writing.clear()
         tier.submit_store([0])
         assert ops.is_writing.wait(PATIENCE_S)
         job_id = tier.submit_store([1, 2, 3, 4])
