@@ -13,8 +13,26 @@ def check_weights(model: Model, tensors: Mapping[str, Tensor]) -> None:
         ModelFileError: a tensor is missing, has another shape, or is unknown; the message names it.
     """
     expected = model.expected_weights()
-    if model.has_mtp(tensors):
-        expected |= model.mtp_weights()
+    _check_shapes(model, expected, tensors)
+    extra = [name for name in tensors if name not in expected and not model.may_ignore(name)]
+    if extra:
+        raise ModelFileError(
+            f"models: {model.info.architecture}: tensor {_first(extra)} of shape "
+            f"{_extents(tuple(tensors[extra[0]].shape))} is read by no op; "
+            f"only the model's own {len(expected)} tensors are needed; check that the config is this checkpoint's"
+        )
+
+
+def check_mtp_weights(model: Model, tensors: Mapping[str, Tensor]) -> None:
+    """Check that every weight of the model's own draft head is there with its shape; for who records it.
+
+    Raises:
+        ModelFileError: a tensor is missing or has another shape; the message names it.
+    """
+    _check_shapes(model, model.mtp_weights(), tensors)
+
+
+def _check_shapes(model: Model, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
     where = f"models: {model.info.architecture}"
     missing = [name for name in expected if name not in tensors]
     if missing:
@@ -29,12 +47,6 @@ def check_weights(model: Model, tensors: Mapping[str, Tensor]) -> None:
                 f"{where}: tensor {name} has shape {_extents(got)}; {_extents(shape)} is needed; "
                 f"the config and the weights are not of one model"
             )
-    extra = [name for name in tensors if name not in expected and not model.may_ignore(name)]
-    if extra:
-        raise ModelFileError(
-            f"{where}: tensor {_first(extra)} of shape {_extents(tuple(tensors[extra[0]].shape))} is read by no op; "
-            f"only the model's own {len(expected)} tensors are needed; check that the config is this checkpoint's"
-        )
 
 
 def _first(names: list[str]) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from tiercel.base.errors import ModelFileError, UnsupportedModel
 from tiercel.models.registry import build_model
-from tiercel.models.weights import check_weights
+from tiercel.models.weights import check_mtp_weights, check_weights
 from tiercel.ops.dims import Dim
 from tiercel.ops.program import KvLayer, StateLayer
 from tiercel.quant.formats import Format
@@ -259,21 +259,23 @@ def test_the_draft_head_has_weights_and_a_latent_row_of_its_own():
     assert head.output.width == 128
 
 
-def test_a_draft_head_is_checked_where_the_checkpoint_has_it():
+def test_a_draft_head_is_checked_by_who_records_it():
+    """A model whose head is broken runs without it."""
     model = model_of(**K3, num_nextn_predict_layers=1)
     tensors = tensors_of(model)
     assert not model.has_mtp(tensors)
-    check_weights(model, tensors)
     whole = tensors | {n: SimpleNamespace(shape=s, format=Format.F32) for n, s in model.mtp_weights().items()}
     assert model.has_mtp(whole)
     unread = {"model.layers.4.self_attention_res_norm.weight": SimpleNamespace(shape=(64,), format=Format.F32)}
     check_weights(model, whole | unread)
+    check_mtp_weights(model, whole | unread)
     whole["model.layers.4.eh_proj.weight"] = SimpleNamespace(shape=(64, 64), format=Format.F32)
     with pytest.raises(ModelFileError, match=r"layers\.4\.eh_proj\.weight has shape \[64, 64\]; \[64, 128\] is needed"):
-        check_weights(model, whole)
+        check_mtp_weights(model, whole)
     del whole["model.layers.4.eh_proj.weight"]
     with pytest.raises(ModelFileError, match=r"layers\.4\.eh_proj\.weight is missing"):
-        check_weights(model, whole)
+        check_mtp_weights(model, whole)
+    check_weights(model, whole)
 
 
 def test_a_model_without_a_draft_head_says_so():
