@@ -18,7 +18,7 @@ class TestEarlyFake(RunnerContract):
         return FakeRunner(make_limits(), runs_early=early_at_random(3))
 
 
-STATEFUL = {"state_bytes": 8, "n_snapshots": 2, "snapshot_spacing_tokens": 8}
+STATEFUL = {"state_bytes": 8, "n_snapshots": 2, "snapshot_spacing_tokens": 8, "takes_drafts": False}
 
 
 class TestLateStatefulFake(StatefulRunnerContract):

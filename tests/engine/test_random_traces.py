@@ -121,6 +121,7 @@ def make_bench(setup, **runner_options):
         max_logits_rows=setup.rows,
         max_step_tokens=32,
         state_bytes=0 if setup.n_snapshots is None else 1000,
+        takes_drafts=setup.n_snapshots is None,
         n_snapshots=setup.n_snapshots or 0,
         snapshot_spacing_tokens=setup.spacing_pages * setup.page_size,
         has_kv=setup.has_kv or setup.n_snapshots is None,
