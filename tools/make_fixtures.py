@@ -134,8 +134,51 @@ KIMI: dict[str, Any] = {
 }
 
 
+LING: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "num_local_experts": 16,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "num_mtp_layers": 0,
+    "head_dim": 16,
+    "layer_group_size": 2,
+}
+
+
 def recurrent_models() -> dict[str, Any]:
     return {
+        "ling": hf.BailingHybridConfig(**LING),
+        "ling_clamped": hf.BailingHybridConfig(
+            **LING,
+            expert_swiglu_limit_list=[0, 0, 0.1, 0.05],
+            share_expert_swiglu_limit_list=[None, 0.2, 0, 0.03],
+        ),
+        "ling_delta_last": hf.BailingHybridConfig(
+            **LING
+            | {"q_lora_rank": 24, "num_hidden_layers": 3, "kda_safe_gate": False, "norm_topk_prob": False}
+            | {"head_dim": 24, "n_shared_experts": 2},
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            mlp_layer_types=["sparse", "dense", "sparse"],
+        ),
         "kimi_linear": hf.KimiLinearConfig(
             **KIMI,
             layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
@@ -210,7 +253,6 @@ def models() -> dict[str, Any]:
         ),
         "llama_linear_biases_head_dim_24": hf.LlamaConfig(
             **BASE,
-            head_dim=24,
             attention_bias=True,
             mlp_bias=True,
             rope_parameters=rope("linear", 1e4, factor=2.0),
@@ -298,7 +340,9 @@ def logits_of(config: Any) -> torch.Tensor:
             # A tied head is listed once, under the embedding's name.
             assert parameter.data_ptr() not in seen, name
             seen.add(parameter.data_ptr())
-            if config.model_type == "kimi_linear":
+            if config.model_type == "bailing_hybrid":
+                values = ling_values(config, name, tuple(parameter.shape))
+            elif config.model_type == "kimi_linear":
                 values = kimi_values(config, name, tuple(parameter.shape))
             elif ".experts." in name and config.model_type == "gpt_oss":
                 values = interleaved_experts(name, tuple(parameter.shape))
@@ -310,13 +354,41 @@ def logits_of(config: Any) -> torch.Tensor:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 name = name.replace(".mlp.", ".block_sparse_moe.") if config.model_type == "kimi_linear" else name
+                name = ling_name(config, name) if config.model_type == "bailing_hybrid" else name
                 buffer.copy_(torch.from_numpy(fill_by_name(name, tuple(buffer.shape))))
+        if config.model_type == "bailing_hybrid":
+            clamp_ling(model, config)
         return model(torch.tensor([ids_of(config)])).logits[0]
+
+
+def clamp_ling(model: Any, config: Any) -> None:
+    """Clamp experts where the config says so, which transformers' class leaves out: behind the silu, and the other."""
+    routed, shared = (getattr(config, f"{name}_swiglu_limit_list", None) for name in ("expert", "share_expert"))
+
+    def product(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
+        return torch.nn.functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+
+    def of_experts(experts: Any, limit: float) -> Any:
+        def forward(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            gate, up = torch.einsum("th,xfh->txf", x, experts.gate_up_proj).chunk(2, dim=-1)
+            each = torch.einsum("txf,xhf->txh", product(gate, up, limit), experts.down_proj)
+            return (each.gather(1, chosen[..., None].expand(-1, -1, each.shape[-1])) * weights[..., None]).sum(dim=1)
+
+        return forward
+
+    def of_shared(mlp: Any, limit: float) -> Any:
+        return lambda x: mlp.down_proj(product(mlp.gate_proj(x), mlp.up_proj(x), limit))
+
+    for i, layer in enumerate(model.model.layers):
+        if routed and routed[i]:
+            layer.mlp.experts.forward = of_experts(layer.mlp.experts, routed[i])
+        if shared and shared[i]:
+            layer.mlp.shared_experts.forward = of_shared(layer.mlp.shared_experts, shared[i])
 
 
 def ids_of(config: Any) -> list[int]:
     """Return the tokens: more than one 64-token chunk of the oracle's for recurrent models."""
-    is_recurrent = config.model_type.startswith(("qwen3_5", "qwen3_next", "kimi_linear"))
+    is_recurrent = config.model_type.startswith(("qwen3_5", "qwen3_next", "kimi_linear", "bailing"))
     n_tokens = 100 if is_recurrent else N_TOKENS
     return [(7 * t + 3) % 128 for t in range(n_tokens)]
 
@@ -333,6 +405,26 @@ def kimi_values(config: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
         rows = (shape[0] // 3, *shape[1:])
         return np.concatenate([fill_by_name(name.replace("conv1d", f"{part}_conv1d"), rows) for part in "qkv"])
     return fill_by_name(name, (shape[2],)).reshape(shape) if name.endswith(".A_log") else fill_by_name(name, shape)
+
+
+def ling_values(config: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a Ling 3's parameter as transformers holds it, filled by the names that checkpoints have."""
+    name = ling_name(config, name)
+    if ".experts." in name:
+        return stacked_experts(name, shape)
+    if name.endswith(".conv1d.weight"):
+        rows = (shape[0] // 3, *shape[1:])
+        return np.concatenate([fill_by_name(name.replace("conv1d", f"{part}_conv1d"), rows) for part in "qkv"])
+    return fill_by_name(name, shape)
+
+
+def ling_name(config: Any, name: str) -> str:
+    """Return what checkpoints call a Ling 3's parameter."""
+    name = name.replace(".embed_tokens.", ".word_embeddings.").replace(".self_attn.", ".attention.")
+    name = name.replace(".forget_gate.", ".").replace(".e_score_correction_bias", ".expert_bias")
+    parts = name.split(".")
+    is_full = parts[1] == "layers" and config.layer_types[int(parts[2])] == "full_attention"
+    return name.replace(".o_proj.", ".dense.") if is_full else name
 
 
 def stacked_experts(name: str, shape: tuple[int, ...], names: dict[str, tuple[str, ...]] | None = None) -> np.ndarray:

@@ -42,6 +42,7 @@ MODELS = [
     ("qwen3_5_moe", Format.Q4_0, "float16"),
     ("qwen3_next", Format.Q8_0, "float32"),
     ("gpt_oss", Format.Q8_0, "float16"),
+    ("ling_clamped", Format.Q8_0, "float16"),
 ]
 VOCAB = 128
 MAX_LEN = 112

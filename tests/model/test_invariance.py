@@ -35,7 +35,7 @@ FORMATS = [Format.F32, Format.Q8_0, Format.Q4_0]
 KV_DTYPES = ("float32", "float16", "int8")
 CASES = [(m, f, kv) for m in MODELS for f in FORMATS for kv in KV_DTYPES if (f, kv) != (Format.F32, "float32")]
 # Latent rows have no int8 form.
-LATENT = ["deepseek_v3_experts", "deepseek_v3_halves_plain_q", "kimi_linear"]
+LATENT = ["deepseek_v3_experts", "deepseek_v3_halves_plain_q", "kimi_linear", "ling_clamped"]
 CASES += [(m, f, kv) for m in LATENT for f, kv in ((Format.Q8_0, "float16"), (Format.F32, "float32"))]
 VOCAB = 128
 # Long enough for several 256-token splits of attention, and for chunks that use the panel kernels.

@@ -159,6 +159,8 @@ class Decoder(Model):
 
     prefix: ClassVar[str] = "model"
     head_name: ClassVar[str] = "lm_head.weight"
+    embed_name: ClassVar[str] = "embed_tokens"
+    norm_name: ClassVar[str] = "norm"
 
     def __init__(self, config: DecoderConfig) -> None:
         self.config = config
@@ -175,10 +177,10 @@ class Decoder(Model):
     def expected_weights(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight that the forward pass reads, by canonical name."""
         c = self.config
-        shapes: dict[str, tuple[int, ...]] = {f"{self.prefix}.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {f"{self.prefix}.{self.embed_name}.weight": (c.vocab_size, c.hidden_size)}
         for i in range(c.n_layers):
             shapes |= {f"{self.prefix}.layers.{i}.{name}": shape for name, shape in self.weights_of_layer(i).items()}
-        shapes[f"{self.prefix}.norm.weight"] = (c.hidden_size,)
+        shapes[f"{self.prefix}.{self.norm_name}.weight"] = (c.hidden_size,)
         if not c.is_tied:
             shapes[self.head_name] = (c.vocab_size, c.hidden_size)
         return shapes
@@ -223,20 +225,20 @@ class Decoder(Model):
     def forward(self, rec: Recorder, options: RecordOptions) -> Value:
         """Write one step in ops and return its logits, or what `head` makes of the last hidden states."""
         c = self.config
-        x = rec.embed(f"{self.prefix}.embed_tokens.weight", scale=self.embed_scale(rec))
+        x = rec.embed(f"{self.prefix}.{self.embed_name}.weight", scale=self.embed_scale(rec))
         tables: dict[str, Value] = {}
         for name in dict.fromkeys(n for n in c.layer_ropes if n is not None):
             table = c.ropes[name].table(options.max_len_tokens)
             tables[name] = rec.rope_table(name, table.inv_freq, magnitude=table.magnitude)
         for i in range(c.n_layers):
             x = self.layer(rec, options, i, x, tables)
-        x = self.norm(rec, options, x, f"{self.prefix}.norm.weight")
+        x = self.norm(rec, options, x, f"{self.prefix}.{self.norm_name}.weight")
         return self.head(rec, rec.keep_hidden(x) if rec.keeps_hidden else x)
 
     def head(self, rec: Recorder, x: Value) -> Value:
         """Write what follows the final norm."""
         c = self.config
-        logits = rec.linear(x, f"{self.prefix}.embed_tokens.weight" if c.is_tied else self.head_name)
+        logits = rec.linear(x, f"{self.prefix}.{self.embed_name}.weight" if c.is_tied else self.head_name)
         return rec.softcap(logits, c.final_softcap) if c.final_softcap else logits
 
     def embed_scale(self, rec: Recorder) -> float:

@@ -172,6 +172,23 @@ class ConfigFields:
         return default
 
 
+def in_one_dialect(config: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return a config with its fields under one name each; `aliases` are other names, and which name they stand for.
+
+    Raises:
+        ModelFileError: it says a thing twice, and not alike.
+    """
+    found = dict(config)
+    for alias, name in aliases.items():
+        value = found.pop(alias, None)
+        if value is None:
+            continue
+        if found.get(name) is not None and found[name] != value:
+            raise ConfigFields(config).broken(alias, value, f"{name} {found[name]}, which is the same field,")
+        found[name] = value
+    return found
+
+
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

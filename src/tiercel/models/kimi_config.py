@@ -10,7 +10,7 @@ from typing import Any
 
 from tiercel.models.decoder import default_scale, read_sizes
 from tiercel.models.deepseek import LatentConfig, grouped, read_latent_sizes, read_size_or_0
-from tiercel.models.fields import ConfigFields
+from tiercel.models.fields import ConfigFields, in_one_dialect
 from tiercel.models.moe import read_experts
 from tiercel.ops.program import StateLayer
 from tiercel.ops.routing import Routing
@@ -99,7 +99,7 @@ def read_kimi(config: Mapping[str, Any], architecture: str) -> KimiConfig:
         UnsupportedModel: a field asks for arithmetic that is not implemented.
         ModelFileError: a field is missing or makes no sense.
     """
-    fields = ConfigFields(_canonical(config))
+    fields = ConfigFields(in_one_dialect(config, _ALIASES))
     for name in _UNUSED:
         fields.raw(name)
     fields.only("mla_use_nope", True, why="attention has no positions")
@@ -143,23 +143,6 @@ def read_kimi(config: Mapping[str, Any], architecture: str) -> KimiConfig:
         n_drafts=_read_n_drafts(fields),
     )
     fields.finish()
-    return found
-
-
-def _canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config in one dialect's names.
-
-    Raises:
-        ModelFileError: it says a thing twice, and not alike.
-    """
-    found = dict(config)
-    for alias, name in _ALIASES.items():
-        value = found.pop(alias, None)
-        if value is None:
-            continue
-        if found.get(name) is not None and found[name] != value:
-            raise ConfigFields(config).broken(alias, value, f"{name} {found[name]}, which is the same field,")
-        found[name] = value
     return found
 
 

@@ -16,6 +16,7 @@ from tiercel.models.deepseek import DeepseekV2, DeepseekV3
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.gpt_oss import GptOss
 from tiercel.models.kimi_k3 import KimiK3, KimiK3Multimodal
+from tiercel.models.ling import Ling
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.model import Model
 from tiercel.models.pooled_decoder import POOLED_DECODERS
@@ -52,6 +53,8 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "GptOssForCausalLM": GptOss,
         "KimiLinearForCausalLM": KimiK3,  # K3's text is one by name, and all of Kimi Linear by its config
         "KimiK3ForConditionalGeneration": KimiK3Multimodal,
+        "BailingMoeV3ForCausalLM": Ling,
+        "BailingHybridForCausalLM": Ling,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -73,6 +76,7 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
         "qwen3_next": "Qwen3NextForCausalLM",
         "gpt_oss": "GptOssForCausalLM",
+        "bailing_hybrid": "BailingMoeV3ForCausalLM",
         "kimi_linear": "KimiLinearForCausalLM",
         "kimi_k3": "KimiK3ForConditionalGeneration",
     }

@@ -61,17 +61,6 @@ LATENT_CONFIG: Mapping[str, Any] = MappingProxyType(
     }
 )
 """Laid over `CONFIG`: latent attention; a dense layer, then one with experts in groups."""
-SINK_CONFIG: Mapping[str, Any] = MappingProxyType(
-    {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "intermediate_size": 64,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 24,
-    }
-)
-"""Laid over `CONFIG`: gpt-oss, its experts separate; a layer that slides, then one that does not."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Ids 256, 257 and 258; a byte's id is the byte."""
 CHAT_TEMPLATE = (
