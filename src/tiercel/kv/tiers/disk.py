@@ -30,7 +30,7 @@ from tiercel.kv.tiers.disk_index import Found, Hint, read_hints
 from tiercel.kv.tiers.disk_state import DiskLimits, DiskState, QueuedLoad, QueuedStore
 from tiercel.kv.tiers.identity import TierIdentity
 from tiercel.kv.tiers.interface import Clock, Outcome, Usage, Wake
-from tiercel.kv.tiers.record import InvalidRecord
+from tiercel.kv.tiers.record import InvalidRecord, RecordHead
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class DiskTier(DiskState):
         `wall` is Unix time, by which objects expire, also over restarts.
         """
         super().__init__(identity, capacity_bytes, wake, clock, wall, limits or DiskLimits())
-        self._folder = ObjectFolder(path, self._format, ops or FileOps())
+        self._folder = ObjectFolder(path, self._format, ops or FileOps(), self._buffers)
         self._hints: dict[bytes, Hint] = {}  # the writer's, from opening until the first scan
         self._is_found = False  # what was found is told once
         self._claim: int | None = None  # the writer's
@@ -78,7 +78,7 @@ class DiskTier(DiskState):
             self._loads.clear()
             self._stores.clear()
             self._queued_store_bytes = 0
-            self._changed.notify_all()
+            self._tell_all()
         for thread in self._threads:
             thread.join(self._limits.close_s)
         with self._changed:
@@ -91,23 +91,24 @@ class DiskTier(DiskState):
     def _read_loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or self._probes or self._loads)
+                self._to_read.wait_for(lambda: self._is_closed or self._probes or self._loads)
                 if self._is_closed:
                     return
                 self._n_busy += 1
                 generation = self._generation
                 probe = self._probes.popleft() if self._probes else None
-                load = None if probe is not None else self._next_load()
+                loads = [] if probe is not None else self._next_loads()
             if probe is not None:
                 self._probe(probe, generation)
-            elif load is not None:
-                self._load(load, generation)
+            self._load(loads, generation)
             self._rest()
 
     def _rest(self) -> None:
         with self._changed:
             self._n_busy -= 1
             self._changed.notify_all()
+            if self._stores and not self._loads:
+                self._to_write.notify()
         self._wake()
 
     def _probe(self, key: bytes, generation: int) -> None:
@@ -134,39 +135,44 @@ class DiskTier(DiskState):
                     self._counters.n_evicted += len(victims)
         self._remove(victims or [])
 
-    def _load(self, load: QueuedLoad, generation: int) -> None:
-        data, expires_s, outcome, reason = None, None, Outcome.DONE, ""
-        start_s = perf_counter()
-        try:
-            head, data = self._folder.read(load.key, load.group_idx)
-            expires_s = head.expires_s
-        except FileNotFoundError as error:
-            outcome = Outcome.ABSENT
-            self._note_missing(error)
-        except InvalidRecord as error:
-            outcome, reason = Outcome.FAILED, str(error)
-            self._discard(load.key, reason)
-        except (OSError, MemoryError) as error:
-            outcome, reason = Outcome.FAILED, getattr(error, "strerror", None) or type(error).__name__
+    def _load(self, loads: list[QueuedLoad], generation: int) -> None:
+        ends = [(load, *self._read(load)) for load in loads]
         with self._changed:
             if generation != self._generation:
                 return
-            if data is not None and self._index.has_expired(load.key, expires_s):
-                data, outcome = None, Outcome.ABSENT
-            elif data is None:
-                self._index.forget(load.key)
-                self._note_absent(load.key)
-                self._counters.n_load_failures += outcome is Outcome.FAILED
-            else:
-                self._counters.n_loaded += 1
-                self._counters.read_bytes += len(data)
-                self._counters.read_s += perf_counter() - start_s
-            self._finish_load(load, outcome, reason, data)
+            for load, head, data, outcome, reason, time_s in ends:
+                if head is not None and self._index.has_expired(load.key, head.expires_s):
+                    data, outcome = None, Outcome.ABSENT
+                elif data is None:
+                    self._index.forget(load.key)
+                    self._note_absent(load.key)
+                    self._counters.n_load_failures += outcome is Outcome.FAILED
+                else:
+                    self._counters.n_loaded += 1
+                    self._counters.read_bytes += len(data)
+                    self._counters.read_s += time_s
+                self._finish_load(load, outcome, reason, data)
+
+    def _read(self, load: QueuedLoad) -> tuple[RecordHead | None, memoryview | None, Outcome, str, float]:
+        """Read an object; return head and data (if it is DONE), outcome, reason, and how long it took."""
+        start_s = perf_counter()
+        try:
+            head, data = self._folder.read(load.key, load.group_idx)
+        except FileNotFoundError as error:
+            self._note_missing(error)
+            return None, None, Outcome.ABSENT, "", 0.0
+        except InvalidRecord as error:
+            self._discard(load.key, str(error))
+            return None, None, Outcome.FAILED, str(error), 0.0
+        except (OSError, MemoryError) as error:
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            return None, None, Outcome.FAILED, reason, 0.0
+        return head, data, Outcome.DONE, "", perf_counter() - start_s
 
     def _write_loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_writing)
+                self._to_write.wait_for(self._has_writing)
                 if self._is_closed:
                     break
                 self._n_busy += 1

@@ -1,7 +1,7 @@
 """What a disk tier knows and decides at once: its index, its queues, its results. Knows no thread and no file.
 
 `kv.tiers.disk.DiskTier` derives from it and adds the threads, which take from the queues and note how things ended. All
-state is guarded by one lock, `_changed`; methods whose name begins with an underscore need it held.
+state is guarded by one lock, that of `_changed`; methods whose name begins with an underscore need it held.
 
 Invariants, verified by `check`: a key is never both held and being stored; the queues keep their bounds; the index's.
 """
@@ -9,8 +9,9 @@ Invariants, verified by `check`: a key is never both held and being stored; the 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from threading import Condition
+from threading import Condition, RLock
 
+from tiercel.kv.tiers.buffers import BufferPool
 from tiercel.kv.tiers.disk_index import DiskIndex
 from tiercel.kv.tiers.identity import TierIdentity
 from tiercel.kv.tiers.interface import (
@@ -28,6 +29,7 @@ from tiercel.kv.tiers.interface import (
 from tiercel.kv.tiers.record import RecordFormat, RecordHead
 
 _N_ABSENT_MAX = 65_536  # keys known to be absent: 8 MiB at most
+_N_LOADS_MAX = 8  # that a reader takes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class DiskLimits:
     n_readers: int = 4
     n_queued_loads: int = 8192  # 128k tokens in pages of 16
     queued_store_bytes: int = 64 << 20
+    buffer_bytes: int = 64 << 20  # memory that is kept to read into, beside what loads and stores are using
     retry_s: float = 30.0  # after a failure to store
     recheck_s: float = 10.0  # how long an absent key is taken to stay absent: others may write it
     close_s: float = 5.0  # how long `close` waits for a disk that does not answer
@@ -57,7 +60,7 @@ class QueuedStore:
     """One object to write, and who waits for it."""
 
     head: RecordHead
-    data: bytes
+    data: memoryview
     tick: int
     waiters: list[tuple[int, float]]
 
@@ -73,7 +76,10 @@ class DiskState:
         self._identity = identity
         self._wake = wake
         self._clock = clock
-        self._changed = Condition()  # guards all below
+        self._buffers = BufferPool(limits.buffer_bytes)
+        lock = RLock()  # guards all below
+        self._changed = Condition(lock)  # told when a thread has nothing to do
+        self._to_read, self._to_write = Condition(lock), Condition(lock)  # told when there is work of the kind
         self._index = DiskIndex(capacity_bytes, wall)
         self._absent: dict[bytes, float] = {}  # until when
         self._probes: deque[bytes] = deque()
@@ -123,7 +129,7 @@ class DiskState:
                     self._loading[item.key, item.group_idx] = load
                     self._loads.append(load)
             self._index.use(item.key for item in job.items)
-            self._changed.notify_all()
+            self._to_read.notify(len(self._loads))
         self._wake()
 
     def submit_store(self, job: StoreJob) -> None:
@@ -143,18 +149,21 @@ class DiskState:
                 waiters = [(job.job_id, job.deadline_s)]
                 expires_s = self._index.expiry(item.ttl_s)
                 head = RecordHead(item.key, item.group_idx, item.depth, item.is_pinned, expires_s)
-                store = QueuedStore(head, bytes(data), tick, waiters)
+                copy = self._buffers.take(len(data))[: len(data)]
+                copy[:] = data
+                store = QueuedStore(head, copy, tick, waiters)
                 self._storing[item.key] = store
                 self._stores.append(store)
                 self._queued_store_bytes += len(data)
-            self._changed.notify_all()
+            self._to_write.notify()
         self._wake()
 
     def poll(self) -> list[KeyResult]:
         """Return what has ended."""
         with self._changed:
             results, self._results = self._results, []
-            return results
+        self._buffers.trim()
+        return results
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note the uses."""
@@ -174,7 +183,7 @@ class DiskState:
             self._index.clear()
             self._absent.clear()
             self._cancel_all("reset")
-            self._changed.notify_all()
+            self._tell_all()
         self._wake()
 
     def usage(self) -> Usage:
@@ -191,6 +200,7 @@ class DiskState:
         """Raise AssertionError when an invariant is broken."""
         with self._changed:
             self._index.check()
+            self._buffers.check()
             held = [key for key in self._storing if key in self._index]
             assert not held, "kv.tiers: an object is both held and being stored"
             n_queued = sum(len(store.data) for store in self._stores)
@@ -211,7 +221,7 @@ class DiskState:
         if key not in self._probing:
             self._probing.add(key)
             self._probes.append(key)
-            self._changed.notify_all()
+            self._to_read.notify()
         return Answer.UNKNOWN
 
     def _why_not_stored(self, item: StoreItem, n_bytes: int, deadline_s: float) -> tuple[Outcome | None, str]:
@@ -277,14 +287,22 @@ class DiskState:
         while len(self._absent) > _N_ABSENT_MAX:
             del self._absent[next(iter(self._absent))]
 
-    def _next_load(self) -> QueuedLoad | None:
-        """Take the next load that somebody still waits for, unless the first in the queue came too late."""
-        load = self._loads.popleft()
+    def _tell_all(self) -> None:
+        for condition in (self._changed, self._to_read, self._to_write):
+            condition.notify_all()
+
+    def _next_loads(self) -> list[QueuedLoad]:
+        """Take the next loads that somebody still waits for: few when few are left, so that no reader ends late."""
+        n = max(1, min(_N_LOADS_MAX, len(self._loads) // (2 * self._limits.n_readers)))
+        loads: list[QueuedLoad] = []
         now_s = self._clock()
-        for waiter in [w for w in load.waiters if w[1] <= now_s]:
-            load.waiters.remove(waiter)
-            self._report(waiter[0], load.key, Outcome.LATE)
-        if load.waiters:
-            return load
-        self._finish_load(load, Outcome.LATE)
-        return None
+        while self._loads and len(loads) < n:
+            load = self._loads.popleft()
+            for waiter in [w for w in load.waiters if w[1] <= now_s]:
+                load.waiters.remove(waiter)
+                self._report(waiter[0], load.key, Outcome.LATE)
+            if load.waiters:
+                loads.append(load)
+            else:
+                self._finish_load(load, Outcome.LATE)
+        return loads

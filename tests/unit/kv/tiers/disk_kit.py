@@ -28,12 +28,19 @@ class FaultyOps(FileOps):
 
     def read(self, path, n_bytes):
         if path.suffix == ".kv":
-            self.is_reading.set()
-            assert self.may_read.wait(PATIENCE_S)
-            self.calls.append(("read", path.stem))
-            if self.read_error is not None:
-                raise OSError(self.read_error, "injected")
+            self._begin_read(path)
         return super().read(path, n_bytes)
+
+    def read_object(self, path, buffer):
+        self._begin_read(path)
+        return super().read_object(path, buffer)
+
+    def _begin_read(self, path):
+        self.is_reading.set()
+        assert self.may_read.wait(PATIENCE_S)
+        self.calls.append(("read", path.stem))
+        if self.read_error is not None:
+            raise OSError(self.read_error, "injected")
 
     def write(self, fd, data):
         self.is_writing.set()

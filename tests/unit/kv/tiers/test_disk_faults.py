@@ -298,12 +298,12 @@ def test_a_load_for_which_there_is_no_memory_is_failed(tmp_path):
     with opened(tmp_path, ops=ops) as tier:
         tier.store([1, 2])
 
-        def read(path, n_bytes):
+        def read(path, buffer):
             raise MemoryError
 
-        ops.read = read
+        ops.read_object = read
         assert tier.load([1])[0].outcome is Outcome.FAILED
-        del ops.read
+        del ops.read_object
         assert bytes_of(tier.load([2])[0]) == body_of(2)
 
 
