@@ -12,7 +12,8 @@ that was mounted there may come back.
 Any number of processes may share a folder: files appear whole, and one that another process removed is ABSENT. Each
 looks for what others wrote when it is asked for an unknown key, and counts the folder anew after each eighth of its
 capacity that it wrote; so n processes may together hold (1 + n / 8) times the capacity, for a while. Each identity has
-a folder, and a capacity, of its own. Files are readable by their owner only; nothing is encrypted.
+a folder of its own; the capacity is that of all (`disk_neighbours`). Files are readable by their owner only; nothing
+is encrypted.
 """
 
 import errno
@@ -27,6 +28,7 @@ from time import perf_counter
 
 from tiercel.kv.tiers.disk_files import FileOps, ObjectFolder
 from tiercel.kv.tiers.disk_index import Found, Hint, read_hints
+from tiercel.kv.tiers.disk_neighbours import Neighbours
 from tiercel.kv.tiers.disk_state import DiskLimits, DiskState, QueuedLoad, QueuedStore
 from tiercel.kv.tiers.identity import TierIdentity
 from tiercel.kv.tiers.interface import Clock, Outcome, Usage, Wake
@@ -50,12 +52,14 @@ class DiskTier(DiskState):
         limits: DiskLimits | None = None,
         ops: FileOps | None = None,
     ) -> None:
-        """Start the threads, which make the folder if need be. `capacity_bytes` bounds this identity's files.
+        """Start the threads, which make the folder if need be. `capacity_bytes` bounds all that is under `path`.
 
         `wall` is Unix time, by which objects expire, also over restarts.
         """
         super().__init__(identity, capacity_bytes, wake, clock, wall, limits or DiskLimits())
-        self._folder = ObjectFolder(path, self._format, ops or FileOps(), self._buffers)
+        ops = ops or FileOps()
+        self._folder = ObjectFolder(path, self._format, ops, self._buffers)
+        self._neighbours = Neighbours(self._folder.path, capacity_bytes, ops)
         self._hints: dict[bytes, Hint] = {}  # the writer's, from opening until the first scan
         self._is_found = False  # what was found is told once
         self._claim: int | None = None  # the writer's
@@ -206,9 +210,12 @@ class DiskTier(DiskState):
                 return self._finish_store(store, Outcome.LATE)
             if self._stores_again_s is not None and self._clock() < self._stores_again_s:
                 return self._finish_store(store, Outcome.REFUSED, "the disk failed before")
+            short_bytes = self._index.used_bytes + n_bytes - self._index.capacity_bytes
+        self._displace(short_bytes)
+        with self._changed:
             victims = self._index.make_room(n_bytes, {key for key, _ in self._loading})
             if victims is None:
-                return self._finish_store(store, Outcome.REFUSED, "all that could make room is being loaded")
+                return self._finish_store(store, Outcome.REFUSED, "what could make room is being loaded, or others'")
             self._counters.n_evicted += len(victims)
             was_gone = self._is_gone
         self._remove(victims)
@@ -237,7 +244,7 @@ class DiskTier(DiskState):
                 self._counters.written_bytes += n_bytes
                 self._counters.write_s += perf_counter() - start_s
                 self._unscanned_bytes += n_bytes
-                self._must_scan |= self._unscanned_bytes > self._index.capacity_bytes // 8
+                self._must_scan |= self._unscanned_bytes > self._capacity_bytes // 8
                 self._finish_store(store, Outcome.DONE)
                 victims = self._index.make_room(0, {key}) or []  # a reader may have found more meanwhile
                 self._counters.n_evicted += len(victims)
@@ -281,6 +288,15 @@ class DiskTier(DiskState):
             why = "its folder is gone" if self._is_gone else error.strerror or type(error).__name__
             _log.warning("KV disk tier: %s; stores nothing for %.0f s", why, self._limits.retry_s)
 
+    def _displace(self, short_bytes: int) -> None:
+        """Take room from other models, if some must give way, and note what they leave."""
+        if short_bytes > 0 and self._neighbours.used_bytes:
+            n_removed, _ = self._neighbours.free(short_bytes + self._capacity_bytes // 64)
+            with self._changed:
+                self._counters.n_evicted += n_removed
+        with self._changed:
+            self._index.capacity_bytes = self._capacity_bytes - self._neighbours.used_bytes
+
     def _clear(self) -> None:
         """Remove every object's file."""
         try:
@@ -299,12 +315,15 @@ class DiskTier(DiskState):
                 self._is_open = True
                 self._hints = read_hints(self._folder.read_index(), self._identity.name())
             found = {key: self._examine(key, n_bytes) for key, n_bytes in self._folder.scan()}
+            self._neighbours.count()
         except OSError as error:
             self._note_missing(error)
             with self._changed:
                 self._must_scan = False
                 self._degrade(error)
             return
+        own_bytes = sum(it.n_bytes for it in found.values() if it is not None)
+        self._displace(own_bytes + self._neighbours.used_bytes - self._capacity_bytes)
         with self._changed:
             self._must_scan = False
             self._unscanned_bytes = 0
@@ -317,14 +336,15 @@ class DiskTier(DiskState):
                 self._absent.pop(key, None)
             victims = self._index.drop_expired() + (self._index.make_room(0) or [])
             self._counters.n_evicted += len(victims)
-            usage = Usage(len(self._index), self._index.used_bytes, self._index.capacity_bytes)
+            usage = Usage(len(self._index), self._index.used_bytes, self._capacity_bytes)
         self._remove(victims)
         if not self._is_found:
             self._is_found = True
             mib = 1 << 20
             _log.info(
-                "KV disk tier: %d objects, %.0f of %.0f MiB, found in %s",
+                "KV disk tier: %d objects, %.0f of %.0f MiB, found in %s; %.0f MiB of other models beside",
                 usage.n_objects, usage.used_bytes / mib, usage.capacity_bytes / mib, self._folder.path,
+                self._neighbours.used_bytes / mib,
             )  # fmt: skip
 
     def _examine(self, key: bytes, n_bytes: int) -> Found | None:

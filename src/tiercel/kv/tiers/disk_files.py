@@ -15,11 +15,12 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tiercel.kv.tiers.buffers import BufferPool
@@ -29,6 +30,7 @@ from tiercel.kv.tiers.record import InvalidRecord, RecordFormat, RecordHead
 
 _SUFFIX, _TEMP_SUFFIX = ".kv", ".tmp"
 INDEX, ABOUT, LOCK = "index", "about.json", "lock"
+_IDENTITY, _SHARD = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{2}")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -162,6 +164,7 @@ class ObjectFolder:
             fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                os.utime(fd)  # when it was used last
             except OSError:
                 os.close(fd)
                 raise
@@ -298,3 +301,41 @@ def key_of_file(name: str) -> bytes | None:
     except ValueError:
         return None
     return key if key.hex() + _SUFFIX == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFile:
+    """One object's file, as a listing gives it."""
+
+    path: Path
+    key: bytes
+    n_bytes: int
+    written_s: float
+
+
+def identity_folders(path: Path) -> list[Path]:
+    """Return the folders of identities under a disk tier's `path`, sorted. Raises OSError."""
+    names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+    return [path / name for name in names if _IDENTITY.fullmatch(name)]
+
+
+def shards(folder: Path) -> list[str]:
+    """Return the names of an identity's folders of objects. Raises OSError."""
+    entries = os.scandir(folder)
+    return [e.name for e in entries if _SHARD.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+
+
+def object_files(folder: Path) -> Iterator[ObjectFile]:
+    """Yield an identity's objects, in the order of their keys. Raises OSError: the folder cannot be read."""
+    for shard in sorted(shards(folder)):
+        try:
+            entries = sorted(os.scandir(folder / shard), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            key = key_of_file(entry.name)
+            if key is None or key.hex()[:2] != shard or not entry.is_file(follow_symlinks=False):
+                continue
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                yield ObjectFile(Path(entry.path), key, status.st_size, status.st_mtime)

@@ -80,7 +80,8 @@ class DiskState:
         lock = RLock()  # guards all below
         self._changed = Condition(lock)  # told when a thread has nothing to do
         self._to_read, self._to_write = Condition(lock), Condition(lock)  # told when there is work of the kind
-        self._index = DiskIndex(capacity_bytes, wall)
+        self._capacity_bytes = capacity_bytes
+        self._index = DiskIndex(capacity_bytes, wall)  # its own capacity is what the other models leave
         self._absent: dict[bytes, float] = {}  # until when
         self._probes: deque[bytes] = deque()
         self._probing: set[bytes] = set()
@@ -187,9 +188,9 @@ class DiskState:
         self._wake()
 
     def usage(self) -> Usage:
-        """Return what this process believes to be in its identity's folder."""
+        """Return what this process believes to be in its identity's folder, and what all folders may hold."""
         with self._changed:
-            return Usage(len(self._index), self._index.used_bytes, self._index.capacity_bytes)
+            return Usage(len(self._index), self._index.used_bytes, self._capacity_bytes)
 
     def counters(self) -> TierCounters:
         """Return a copy."""
@@ -238,7 +239,7 @@ class DiskState:
             return Outcome.DONE, ""
         if self._stores_again_s is not None and self._clock() < self._stores_again_s:
             return Outcome.REFUSED, "the disk failed before"
-        if self._format.record_bytes(item.group_idx) > self._index.capacity_bytes:
+        if self._format.record_bytes(item.group_idx) > self._capacity_bytes:
             return Outcome.REFUSED, "larger than the tier"
         if self._queued_store_bytes + n_bytes > self._limits.queued_store_bytes:
             return Outcome.REFUSED, "too many stores are queued"

@@ -6,7 +6,6 @@ symbolic link is followed. The format is `docs/formats/kv_disk.md`.
 
 import json
 import os
-import re
 import tarfile
 import time
 from collections.abc import Iterator
@@ -16,11 +15,18 @@ from io import BytesIO
 from pathlib import Path
 
 from tiercel.base.errors import ConfigError
-from tiercel.kv.tiers.disk_files import ABOUT, INDEX, LOCK, is_temporary, is_used, key_of_file
+from tiercel.kv.tiers.disk_files import (
+    ABOUT,
+    INDEX,
+    LOCK,
+    ObjectFile,
+    identity_folders,
+    is_temporary,
+    is_used,
+    object_files,
+    shards,
+)
 from tiercel.kv.tiers.record import InvalidRecord, read_foreign
-
-_IDENTITY = re.compile(r"[0-9a-f]{32}")
-_SHARD = re.compile(r"[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +42,6 @@ class IdentityStat:
     oldest_s: float | None
     newest_s: float | None
     is_used: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectFile:
-    """One object's file, as a listing gives it."""
-
-    path: Path
-    key: bytes
-    n_bytes: int
-    written_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +64,7 @@ def find_identities(path: Path, only: str | None = None) -> list[Path]:
     if not path.is_dir():
         what = "no folder" if path.exists() else "nothing there"
         raise ConfigError(f"cache: {path}: {what}; need the folder that a disk tier's `path` names")
-    names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
-    found = [path / name for name in names if _IDENTITY.fullmatch(name)]
+    found = identity_folders(path)
     if not found and any(path.iterdir()):
         raise ConfigError(
             f"cache: {path}: it holds no model's folder of a disk tier but other things; "
@@ -84,26 +79,10 @@ def find_identities(path: Path, only: str | None = None) -> list[Path]:
     return chosen
 
 
-def objects(folder: Path) -> Iterator[ObjectFile]:
-    """Yield an identity's objects, in the order of their keys. Raises OSError: the folder cannot be read."""
-    for shard in sorted(_folders(folder)):
-        try:
-            entries = sorted(os.scandir(folder / shard), key=lambda entry: entry.name)
-        except FileNotFoundError:
-            continue
-        for entry in entries:
-            key = key_of_file(entry.name)
-            if key is None or key.hex()[:2] != shard or not entry.is_file(follow_symlinks=False):
-                continue
-            with suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                yield ObjectFile(Path(entry.path), key, status.st_size, status.st_mtime)
-
-
 def examine(folder: Path) -> IdentityStat:
     """Count what an identity's folder holds, without reading an object."""
     n_objects, n_bytes, oldest_s, newest_s = 0, 0, None, None
-    for file in objects(folder):
+    for file in object_files(folder):
         n_objects += 1
         n_bytes += file.n_bytes
         oldest_s = file.written_s if oldest_s is None else min(oldest_s, file.written_s)
@@ -135,7 +114,7 @@ def clear(folder: Path) -> int:
         OSError: something cannot be removed.
     """
     n_bytes = 0
-    for file in objects(folder):
+    for file in object_files(folder):
         file.path.unlink(missing_ok=True)
         n_bytes += file.n_bytes
     if is_used(folder):
@@ -143,7 +122,7 @@ def clear(folder: Path) -> int:
     for path in [*_temporaries(folder), *(folder / name for name in (INDEX, ABOUT, LOCK))]:
         path.unlink(missing_ok=True)
     with suppress(OSError):  # not empty: an engine has begun to use it, or somebody put another thing there
-        for shard in _folders(folder):
+        for shard in shards(folder):
             (folder / shard).rmdir()
         folder.rmdir()
     return n_bytes
@@ -178,7 +157,7 @@ def _export(folder: Path, sink: "_TarSink | _FolderSink") -> Iterator[Verdict]:
 
 
 def _read_all(folder: Path) -> Iterator[tuple[Verdict, bytes]]:
-    for file in objects(folder):
+    for file in object_files(folder):
         try:
             record = _read(file.path)
         except FileNotFoundError:
@@ -259,13 +238,8 @@ def _about(folder: Path) -> dict[str, object]:
     return about if isinstance(about, dict) else {}
 
 
-def _folders(folder: Path) -> list[str]:
-    entries = os.scandir(folder)
-    return [e.name for e in entries if _SHARD.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
-
-
 def _temporaries(folder: Path) -> Iterator[Path]:
-    for name in ["", *_folders(folder)]:
+    for name in ["", *shards(folder)]:
         with suppress(FileNotFoundError):
             for entry in os.scandir(folder / name):
                 if is_temporary(entry.name) and entry.is_file(follow_symlinks=False):

@@ -131,6 +131,11 @@ def read_foreign(record: Bytes) -> tuple[RecordHead, str, str]:
     return head, identity_name(digests), f"{group['name']} {group['dtype']}"
 
 
+def peek_depth(front: Bytes) -> int:
+    """Return the depth that a record's first bytes tell, unverified; 0 where they are none."""
+    return _FIXED.unpack_from(front)[-2] if len(front) >= _FIXED.size and front[:8] == MAGIC else 0
+
+
 def _describe(group: ObjectGroup) -> bytes:
     text = json.dumps(asdict(group), sort_keys=True, separators=(",", ":")).encode()
     if _FIXED.size + len(text) + _CRC.size > HEADER_BYTES_MAX:
