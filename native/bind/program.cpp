@@ -367,6 +367,27 @@ void bind_recording(nb::module_& m) {
           },
           "logits_rows"_a, "x"_a, "z"_a, "is_gate_per_head"_a, "heads"_a, "head_dim"_a, "w"_a.none(), "eps"_a, "is_sigmoid"_a, "y"_a)
       .def(
+          "ssd",
+          [](Recording& r, Buffer xbc, Buffer dt, std::tuple<int64_t, int64_t, int64_t, int64_t> sizes, std::pair<float, float> limits,
+             const Floats& a_log, const Floats& dt_bias, const Floats& d, Buffer y, int64_t state_offset) {
+            const auto [heads, head_dim, groups, state_dim] = sizes;
+            if (heads < 1 || head_dim < 1 || groups < 1 || heads % groups != 0 || state_dim < 1)
+              throw nb::value_error("ssd: heads need to be a multiple of the groups, and all sizes 1 or more");
+            for (const Floats* v : {&a_log, &dt_bias, &d})
+              if (static_cast<int64_t>(v->size()) != heads) throw nb::value_error("ssd: a_log, dt_bias and d need one number a head");
+            r.add(false, op::Ssd{place_of(xbc), place_of(dt), heads, head_dim, groups, state_dim, limits.first, limits.second,
+                                 copy_of(a_log), copy_of(dt_bias), copy_of(d), place_of(y), state_offset});
+          },
+          "xbc"_a, "dt"_a, "sizes"_a, "limits"_a, "a_log"_a, "dt_bias"_a, "d"_a, "y"_a, "state_offset"_a)
+      .def(
+          "gate_norm",
+          [](Recording& r, bool logits_rows, Buffer x, Buffer z, int64_t groups, int64_t group_dim, const Floats& w, float eps, Buffer y) {
+            if (groups < 1 || group_dim < 1 || static_cast<int64_t>(w.size()) != groups * group_dim)
+              throw nb::value_error("gate_norm: w needs one number a column");
+            r.add(logits_rows, op::GateNorm{place_of(x), place_of(z), groups, group_dim, copy_of(w), eps, place_of(y)});
+          },
+          "logits_rows"_a, "x"_a, "z"_a, "groups"_a, "group_dim"_a, "w"_a, "eps"_a, "y"_a)
+      .def(
           "embed_rows",
           [](Recording& r, const std::shared_ptr<PackedStore>& w, bool is_position, int32_t first, Buffer y) {
             r.add(false, op::EmbedRows{r.keep(w), is_position, first, place_of(y)});

@@ -10,6 +10,7 @@
 
 #include "bind.hpp"
 #include "nanobind/stl/optional.h"
+#include "nanobind/stl/pair.h"
 #include "nanobind/stl/string.h"
 #include "tiercel/kernels.hpp"
 #include "tiercel/team.hpp"
@@ -288,6 +289,36 @@ void gated_norm_door(const std::string& level, int32_t n_threads, const Matrix<f
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.gated_norm(a, ctx); });
 }
 
+void ssd_door(const std::string& level, int32_t n_threads, const Vector<int32_t>& seq_slot, const Vector<int32_t>& seq_start,
+              const Vector<int32_t>& seq_rows, const Matrix<float>& xbc, const Matrix<float>& dt, const Vector<float>& a_log,
+              const Vector<float>& dt_bias, const Vector<float>& d, int64_t groups, std::pair<float, float> limits, MatrixOut y,
+              MatrixOut state) {
+  const KernelTable& table = level_named(level);
+  const int64_t heads = rows(a_log);
+  require(heads >= 1 && groups >= 1 && heads % groups == 0 && columns(y) % heads == 0, "ssd: heads do not fit");
+  const int64_t bc = columns(xbc) - columns(y), state_dim = bc / (2 * groups);
+  require(bc > 0 && bc % (2 * groups) == 0 && columns(dt) == heads && rows(dt_bias) == heads && rows(d) == heads,
+          "ssd: xbc [T, H P + 2 G N], and dt, dt_bias and d of H are needed");
+  require(rows(xbc) == rows(y) && rows(dt) == rows(y), "ssd: rows differ");
+  StepRows step(seq_start, seq_rows, rows(xbc));
+  const int64_t head_dim = columns(y) / heads;
+  const StateMemory memory = state_of(state, seq_slot, step, heads * state_dim * ((head_dim + 15) / 16 * 16), "ssd");
+  const SsdArgs a{xbc.data(), columns(xbc), dt.data(),    columns(dt),   y.data(),     columns(y),     heads,    head_dim,
+                  groups,     state_dim,    limits.first, limits.second, a_log.data(), dt_bias.data(), d.data(), memory};
+  run_on_team(n_threads, ssd_thread_bytes(), [&](const ThreadCtx& ctx) { table.ssd(a, step.view, ctx); });
+}
+
+void gate_norm_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const Matrix<float>& z, int64_t groups,
+                    const Vector<float>& w, float eps, MatrixOut y) {
+  const KernelTable& table = level_named(level);
+  require_same_shape("gate_norm", x, y);
+  require_same_shape("gate_norm", x, z);
+  require(groups >= 1 && columns(x) % groups == 0 && rows(w) == columns(x), "gate_norm: groups or w do not fit x");
+  const GateNormArgs a{x.data(), columns(x), rows(x),  z.data(),  columns(z), groups, columns(x) / groups,
+                       w.data(), eps,        y.data(), columns(y)};
+  run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.gate_norm(a, ctx); });
+}
+
 } // namespace
 
 void bind_rows(nb::module_& m) {
@@ -315,6 +346,9 @@ void bind_rows(nb::module_& m) {
         "state"_a.noconvert());
   m.def("gated_norm", &gated_norm_door, "level"_a, "n_threads"_a, "x"_a, "z"_a, nb::kw_only(), "heads"_a, "w"_a.none(), "eps"_a,
         "is_sigmoid"_a, "y"_a.noconvert());
+  m.def("ssd", &ssd_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "xbc"_a, "dt"_a, "a_log"_a, "dt_bias"_a,
+        "d"_a, nb::kw_only(), "groups"_a, "limits"_a, "y"_a.noconvert(), "state"_a.noconvert());
+  m.def("gate_norm", &gate_norm_door, "level"_a, "n_threads"_a, "x"_a, "z"_a, nb::kw_only(), "groups"_a, "w"_a, "eps"_a, "y"_a.noconvert());
 }
 
 } // namespace tiercel

@@ -77,6 +77,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                    [&](op::LatentKv& o) { thread_bytes = std::max(thread_bytes, int64_t{o.rope} * 4 + 64); },
                    [&](op::Given& o) { given_width_ = o.width; },
                    [&](op::DeltaRule& o) { thread_bytes = std::max(thread_bytes, delta_rule_thread_bytes(o.key_dim)); },
+                   [&](op::Ssd&) { thread_bytes = std::max(thread_bytes, ssd_thread_bytes()); },
                    [&](auto&) {},
                },
                op.body);
@@ -335,6 +336,15 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
           [&](const op::Join& o) {
             copy_rows(floats(o.x), cols(o.x), o.x_width, m, floats(o.y), cols(o.y), ctx);
             copy_rows(floats(o.z), cols(o.z), o.z_width, m, floats(o.y) + o.x_width, cols(o.y), ctx);
+          },
+          [&](const op::Ssd& o) {
+            kernels_->ssd({floats(o.xbc), cols(o.xbc), floats(o.dt), cols(o.dt), floats(o.y), cols(o.y), o.heads, o.head_dim, o.groups,
+                           o.state_dim, o.dt_min, o.dt_max, o.a_log.data(), o.dt_bias.data(), o.d.data(), state_at(o.state_offset)},
+                          step, ctx);
+          },
+          [&](const op::GateNorm& o) {
+            kernels_->gate_norm(
+                {floats(o.x), cols(o.x), m, floats(o.z), cols(o.z), o.groups, o.group_dim, o.w.data(), o.eps, floats(o.y), cols(o.y)}, ctx);
           },
       },
       op.body);

@@ -394,6 +394,40 @@ struct GatedNormArgs {
   int64_t ldy;
 };
 
+// Mamba2's recurrence over each sequence's rows; see kernels/ssd.cpp. The state of a head is float
+// [ceil(head_dim / 32)][state_dim][columns of the block, a multiple of 16]; heads follow each other.
+struct SsdArgs {
+  const float* xbc; // [T, heads * head_dim + 2 * groups * state_dim]: x, b, c
+  int64_t ld_xbc;
+  const float* dt; // [T, heads]
+  int64_t ld_dt;
+  float* y; // [T, heads * head_dim]
+  int64_t ldy;
+  int64_t heads;
+  int64_t head_dim;
+  int64_t groups; // each one's b and c serve heads / groups consecutive heads
+  int64_t state_dim;
+  float dt_min, dt_max;
+  const float *a_log, *dt_bias, *d; // [heads]
+  StateMemory state;
+};
+int64_t ssd_thread_bytes();
+
+// y = norm of each of `groups` equal parts of x * silu(z), times w.
+struct GateNormArgs {
+  const float* x; // [m, groups * group_dim]
+  int64_t ldx;
+  int64_t m;
+  const float* z; // as x
+  int64_t ldz;
+  int64_t groups;
+  int64_t group_dim;
+  const float* w; // [groups * group_dim]
+  float eps;
+  float* y; // not z
+  int64_t ldy;
+};
+
 // y = (x - mean) / sqrt(variance + eps) * w + bias over each row of width columns. y may be x.
 struct LayerNormArgs {
   const float* x;
@@ -482,6 +516,8 @@ struct KernelTable {
   void (*activate)(const ActivateArgs&, const ThreadCtx&);
   void (*sequence_attention)(const SequenceAttentionArgs&, const StepView&, const ThreadCtx&);
   void (*residual_mix)(const ResidualMixArgs&, const ThreadCtx&);
+  void (*ssd)(const SsdArgs&, const StepView&, const ThreadCtx&);
+  void (*gate_norm)(const GateNormArgs&, const ThreadCtx&);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.

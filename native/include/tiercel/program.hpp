@@ -200,6 +200,21 @@ struct GatedNorm {
   bool is_sigmoid;
   BufferRef y;
 };
+struct Ssd {
+  BufferRef xbc, dt;
+  int64_t heads, head_dim, groups, state_dim;
+  float dt_min, dt_max;
+  std::vector<float> a_log, dt_bias, d;
+  BufferRef y;
+  int64_t state_offset;
+};
+struct GateNorm {
+  BufferRef x, z;
+  int64_t groups, group_dim;
+  std::vector<float> w;
+  float eps;
+  BufferRef y;
+};
 struct LayerNorm {
   BufferRef x;
   int64_t width;
@@ -240,7 +255,7 @@ struct Join { // rows of x, and behind them those of z
 using OpBody = std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated,
                             op::SelectRows, op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear,
                             op::SigmoidGate, op::ShortConv, op::DeltaRule, op::GatedNorm, op::EmbedRows, op::LayerNorm, op::Activate,
-                            op::SequenceAttention, op::ResidualMix, op::Given, op::Join>;
+                            op::SequenceAttention, op::ResidualMix, op::Given, op::Join, op::Ssd, op::GateNorm>;
 
 struct Op {
   Rows rows;

@@ -7,47 +7,15 @@
 //               rows i ascending: kept_i = s_i * decay_i, seen = fma(k_i, kept_i, seen); delta = beta * (v - seen);
 //               s_i = fma(k_i, delta, kept_i), y = fma(q_i, s_i, y).
 //   gated_norm  norm as in rows.hpp, times w, times act(z).
-#include "rows.hpp"
+#include "recurrent.hpp"
+
 #include "table.hpp"
 
 namespace tiercel::TIERCEL_LEVEL {
 namespace {
 
-// Value columns whose state lies together, [key_dim][columns], as short as the last needs: half of L1 at 128 keys, so that it stays there
-// for both passes of a token. 64 columns leave no room for the keys and gates: a single token read its state 1.2 to 1.7 times slower.
-constexpr int64_t kBlockColumns = 32;
 // Tokens whose keys, queries and gates are made at a time, for all blocks of a head.
 constexpr int64_t kTileTokens = 16;
-
-TIERCEL_INLINE F16v load_part(const float* p, int n) { return n == 16 ? load(p) : load_n(p, n); }
-TIERCEL_INLINE void store_part(float* p, F16v v, int n) {
-  if (n == 16)
-    store(p, v);
-  else
-    store_n(p, v, n);
-}
-TIERCEL_INLINE F16v silu(F16v x) { return div(x, add(set1(1.0f), exp(neg(x)))); }
-
-// log(1 + e^x): max(x, 0) + log1p(e^-|x|), and log1p(u) = 2 artanh(u / (2 + u)), whose argument is at most 1/3.
-TIERCEL_INLINE F16v softplus(F16v x) {
-  const F16v u = exp(neg(abs(x)));
-  const F16v s = div(u, add(u, set1(2.0f))), z = mul(s, s);
-  F16v p = set1(1.0f / 15);
-  p = fma(p, z, set1(1.0f / 13));
-  p = fma(p, z, set1(1.0f / 11));
-  p = fma(p, z, set1(1.0f / 9));
-  p = fma(p, z, set1(1.0f / 7));
-  p = fma(p, z, set1(1.0f / 5));
-  p = fma(p, z, set1(1.0f / 3));
-  p = fma(p, z, set1(1.0f));
-  return add(max(zero(), x), mul(add(s, s), p)); // operand order keeps NaN
-}
-
-TIERCEL_INLINE float first_lane(F16v v) {
-  float t[16];
-  store(t, v);
-  return t[0];
-}
 
 // A tile's operands, [kTileTokens][padded key_dim] each: what does not depend on the value column.
 struct Tile {
@@ -179,10 +147,6 @@ void walk_block(float* state, int64_t key_dim, int64_t n, const Tile& tile, cons
   const bool is_half = columns <= 16;
   if (n == 1) return is_half ? walk_one<1>(state, key_dim, tile, v, columns, y) : walk_one<2>(state, key_dim, tile, v, columns, y);
   is_half ? walk<1>(state, key_dim, n, tile, v, ldv, columns, y, ldy) : walk<2>(state, key_dim, n, tile, v, ldv, columns, y, ldy);
-}
-
-TIERCEL_INLINE float* state_of(const StateMemory& memory, int32_t slot) {
-  return reinterpret_cast<float*>(memory.base + slot * memory.slot_stride_bytes);
 }
 
 } // namespace

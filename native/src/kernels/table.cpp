@@ -36,6 +36,8 @@ const KernelTable table = {
     activate,
     sequence_attention,
     residual_mix,
+    ssd,
+    gate_norm,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

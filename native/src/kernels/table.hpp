@@ -36,6 +36,10 @@ void short_conv(const ShortConvArgs&, const StepView&, const ThreadCtx&);
 void delta_rule(const DeltaRuleArgs&, const StepView&, const ThreadCtx&);
 void gated_norm(const GatedNormArgs&, const ThreadCtx&);
 
+// ssd.cpp
+void ssd(const SsdArgs&, const StepView&, const ThreadCtx&);
+void gate_norm(const GateNormArgs&, const ThreadCtx&);
+
 // attention.cpp
 void attention(const AttentionArgs&, const StepView&, const ThreadCtx&);
 

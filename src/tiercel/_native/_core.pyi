@@ -232,6 +232,29 @@ class Program:
         is_sigmoid: bool,
         y: _Buffer,
     ) -> None: ...
+    def ssd(
+        self,
+        xbc: _Buffer,
+        dt: _Buffer,
+        sizes: tuple[int, int, int, int],
+        limits: tuple[float, float],
+        a_log: _AnyFloats,
+        dt_bias: _AnyFloats,
+        d: _AnyFloats,
+        y: _Buffer,
+        state_offset: int,
+    ) -> None: ...
+    def gate_norm(
+        self,
+        logits_rows: bool,
+        x: _Buffer,
+        z: _Buffer,
+        groups: int,
+        group_dim: int,
+        w: _AnyFloats,
+        eps: float,
+        y: _Buffer,
+    ) -> None: ...
     def embed_rows(self, w: PackedMatrix, is_position: bool, first: int, y: _Buffer) -> None: ...
     def layer_norm(
         self, logits_rows: bool, x: _Buffer, width: int, w: _AnyFloats, bias: _AnyFloats, eps: float, y: _Buffer
@@ -495,6 +518,34 @@ def gated_norm(
     w: _Floats | None,
     eps: float,
     is_sigmoid: bool,
+    y: _Floats,
+) -> None: ...
+def ssd(
+    level: str,
+    n_threads: int,
+    seq_slot: _Ints,
+    seq_start: _Ints,
+    seq_rows: _Ints,
+    xbc: _Floats,
+    dt: _Floats,
+    a_log: _Floats,
+    dt_bias: _Floats,
+    d: _Floats,
+    *,
+    groups: int,
+    limits: tuple[float, float],
+    y: _Floats,
+    state: _Floats,
+) -> None: ...
+def gate_norm(
+    level: str,
+    n_threads: int,
+    x: _Floats,
+    z: _Floats,
+    *,
+    groups: int,
+    w: _Floats,
+    eps: float,
     y: _Floats,
 ) -> None: ...
 def argmax(level: str, x: _Floats) -> int: ...

@@ -92,6 +92,8 @@ class _Lowering:
             "residual_mix": self._residual_mix,
             "given": self._given,
             "join": self._join_rows,
+            "ssd": self._ssd,
+            "gate_norm": self._gate_norm,
         }
         for op in self._program.ops:
             if op.output in self._absorbed:
@@ -131,9 +133,11 @@ class _Lowering:
             return
         source = self._made_by[joined[0]].inputs[:1]
         for rule in self._program.ops:
-            if rule.op == "delta_rule" and rule.inputs[0] == op.output:
+            if rule.op in ("delta_rule", "ssd") and rule.inputs[0] == op.output:
                 norms = [
-                    norm for norm in self._program.ops if norm.op == "gated_norm" and norm.inputs[0] == rule.output
+                    norm
+                    for norm in self._program.ops
+                    if norm.op in ("gated_norm", "gate_norm") and norm.inputs[0] == rule.output
                 ]
                 for value in (*(norm.inputs[1] for norm in norms), *rule.inputs[1:]):
                     maker = self._made_by[value]
@@ -374,6 +378,31 @@ class _Lowering:
     def _join_rows(self, op: OpCall) -> None:
         x, z = (self._whole(value, op) for value in op.inputs)
         self._out.append(low.Join(x, z, self._new(op.output)))
+
+    def _ssd(self, op: OpCall) -> None:
+        dt = self._places[op.inputs[1]]
+        made = low.Ssd(
+            self._whole(op.inputs[0], op),
+            dt.buffer,
+            dt.col,
+            op.integer("heads"),
+            op.integer("head_dim"),
+            op.integer("groups"),
+            op.integer("state_dim"),
+            op.real("dt_min"),
+            op.real("dt_max"),
+            op.weights["a_log"],
+            op.weights["dt_bias"],
+            op.weights["d"],
+            op.integer("layer"),
+            self._new(op.output),
+        )
+        self._out.append(made)
+
+    def _gate_norm(self, op: OpCall) -> None:
+        x, z = self._whole(op.inputs[0], op), self._places[op.inputs[1]]
+        groups, w, eps = op.integer("groups"), op.weights["w"], op.real("eps")
+        self._out.append(low.GateNorm(x, z.buffer, z.col, groups, w, eps, self._new(op.output)))
 
     def _refuse(self, op: OpCall, why: str) -> UnsupportedModel:
         return UnsupportedModel(f"ops.lower: {self._program.name}: {op} has no native form: {why}")

@@ -34,6 +34,8 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     ResidualMix  sources                    y        y = their sum, weighed by the softmax of w . (each one's norm)
     Given        rows of the step           y        y = the rows that the step brings along                    [T, W]
     Join         x, z                       y        y = [x | z]
+    Ssd          xbc, dt, state             y        y = Mamba2's recurrence over the sequence                  [T, H*P]
+    GateNorm     x, z                       y        y = norm of each group of x * silu(columns of z)
 
 Rules, held by `Lowered.check`: a residual may be y itself (in place), and is not Q8; after RopeKv, columns H*D.. of the
 qkv buffer are not defined; the parts of a LinearGroup fill disjoint columns of y; a LinearGroup on Q8 has quantised
@@ -57,7 +59,7 @@ from tiercel.ops.costs import Cost
 from tiercel.ops.dims import ACTIVATION_GROUP, MAX_RESIDUALS, UNARY, Bounds, Dim
 from tiercel.ops.program import Constant, KvLayer, StateLayer, Weight, attr_text, constant_text
 from tiercel.ops.routing import Routing
-from tiercel.ops.vocabulary_recurrent import delta_rule
+from tiercel.ops.vocabulary_recurrent import delta_rule, ssd
 
 
 class BufferKind(enum.StrEnum):
@@ -412,6 +414,39 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     y: Buffer
 
 
+class Ssd(msgspec.Struct, frozen=True, tag="ssd"):
+    """See the module's list; `dt` begins at column dt_col of its buffer."""
+
+    kind: ClassVar[str] = "ssd"
+    xbc: Buffer
+    dt: Buffer
+    dt_col: int
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    dt_min: float
+    dt_max: float
+    a_log: Weight
+    dt_bias: Weight
+    d: Weight
+    layer: int
+    y: Buffer
+
+
+class GateNorm(msgspec.Struct, frozen=True, tag="gate_norm"):
+    """See the module's list; columns z_col .. z_col + y.width of z."""
+
+    kind: ClassVar[str] = "gate_norm"
+    x: Buffer
+    z: Buffer
+    z_col: int
+    groups: int
+    w: Weight
+    eps: float
+    y: Buffer
+
+
 NativeOp = (
     RopeTable
     | Embed
@@ -440,6 +475,8 @@ NativeOp = (
     | ResidualMix
     | Given
     | Join
+    | Ssd
+    | GateNorm
 )
 """Any op of a lowered program."""
 
@@ -474,6 +511,8 @@ _READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
         ResidualMix: ("sources",),
         Given: (),
         Join: ("x", "z"),
+        Ssd: ("xbc", "dt"),
+        GateNorm: ("x", "z"),
     }
 )
 
@@ -584,6 +623,8 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
         return costs.experts(m, op.gate.n_experts, op.route.width // 2, each, op.x.width, op.y.width)
     if isinstance(op, DeltaRule):
         return delta_rule(op.key_heads, op.value_heads, op.key_dim, op.value_dim, bounds, op.gate.width)
+    if isinstance(op, Ssd):
+        return ssd(op.heads, op.head_dim, op.groups, op.state_dim, bounds)
     if isinstance(op, SequenceAttention):
         return costs.attention(m, bounds, op.n_heads, op.n_kv_heads, op.head_dim, 0, "float32")
     n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
@@ -681,6 +722,11 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
     elif isinstance(op, Join):
         fits = op.x.rows is op.z.rows is y.rows and op.x.width + op.z.width == y.width and y not in (op.x, op.z)
         yield fits, f"x {op.x.type_text}, z {op.z.type_text}, y {y.type_text}"
+    elif isinstance(op, Ssd):
+        fits = op.xbc.width == y.width + 2 * op.groups * op.state_dim and op.dt_col + op.heads <= op.dt.width
+        yield fits, f"xbc {op.xbc.type_text}, dt {op.dt.type_text} from column {op.dt_col} on, y {y.type_text}"
+    elif isinstance(op, GateNorm):
+        yield _alike(op.x, y) and op.z_col + y.width <= op.z.width, f"x {op.x.type_text}, z {op.z.type_text}"
 
 
 def _group_rules(op: LinearGroup) -> Iterator[tuple[bool, str]]:

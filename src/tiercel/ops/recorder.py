@@ -289,6 +289,31 @@ class Recorder:
         weights = {} if weight is None else {"w": self.weight(weight)}
         return self._record("gated_norm", (x, z), weights, {"heads": heads, "act": act, "eps": float(eps)})
 
+    def ssd(
+        self,
+        xbc: Value,
+        dt: Value,
+        *,
+        weights: tuple[str, str, str],
+        layer: int,
+        heads: tuple[int, int],
+        groups: tuple[int, int],
+        limits: tuple[float, float] = (0.0, float("inf")),
+    ) -> Value:
+        """Walk each sequence's tokens through Mamba2's recurrence.
+
+        `weights` name a_log, dt_bias and d; `heads` are a number and a width, `groups` a number and the state's rows;
+        steps are kept between `limits`.
+        """
+        attrs: dict[str, Attr] = {"layer": layer, "heads": heads[0], "head_dim": heads[1]}
+        attrs |= {"groups": groups[0], "state_dim": groups[1], "dt_min": float(limits[0]), "dt_max": float(limits[1])}
+        named = {role: self.weight(name) for role, name in zip(("a_log", "dt_bias", "d"), weights, strict=True)}
+        return self._record("ssd", (xbc, dt), named, attrs)
+
+    def gate_norm(self, x: Value, z: Value, weight: str, *, groups: int, eps: float) -> Value:
+        """Return the norm of each of `groups` equal parts of x * silu(z)."""
+        return self._record("gate_norm", (x, z), {"w": self.weight(weight)}, {"groups": groups, "eps": float(eps)})
+
     def embed_rows(self, weight: str, of: str, *, first: int = 0) -> Value:
         """Look up each token's "position" or "segment" in a weight [P, E], counted from row `first`."""
         return self._record("embed_rows", (), {"w": self.weight(weight)}, {"of": of, "first": first})

@@ -59,6 +59,8 @@ TOLERANCE: Mapping[str, Tolerance] = MappingProxyType(
         # Of outputs and states of some hundred tokens: each one's rounding is carried on.
         "delta_rule": Tolerance(2e-5, 1e-4),
         "gated_norm": Tolerance(1e-6, 1e-5),
+        "ssd": Tolerance(2e-5, 1e-4),
+        "gate_norm": Tolerance(1e-6, 1e-5),
         "layer_norm": Tolerance(2e-6, 1e-5),
         # gelu: x times an error of 1.5e-7, as the kernels compute erf.
         "activate": Tolerance(2e-6, 1e-5),

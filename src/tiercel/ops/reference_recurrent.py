@@ -116,6 +116,73 @@ def gated_norm(x: Floats, z: Floats, w: Floats | None, eps: float, act: str) -> 
     return ((x if w is None else rms_norm(x, w, eps)) * gate).astype(np.float32)
 
 
+def ssd(
+    x: Floats, b: Floats, c: Floats, steps: Reals, a_log: Floats, d: Floats, state: Floats
+) -> tuple[Floats, Floats]:
+    """Walk one sequence's tokens through Mamba2's recurrence.
+
+    Each head's state S [N, P] becomes S = exp(-exp(a_log) * step) * S + b (step * x)^T, and y = S^T c + d * x. Each
+    group's b and c serve H / G consecutive heads.
+
+    Shapes:
+        x        [T, H, P]   float32
+        b, c     [T, G, N]   float32; H a multiple of G
+        steps    [T, H]      how long each step is; see `ssd_steps`
+        a_log, d [H]         float32
+        state    [H, N, P]   float32; zeros before the first token
+        returns  [T, H, P]   float32; sums in float64
+                 [H, N, P]   float32; the state after the last token
+
+    Source: Dao and Gu 2024 (arXiv:2405.21060), section 6, as a recurrence: one order for decoding and prefill.
+
+    Raises:
+        ShapeError: a line of Shapes does not hold.
+    """
+    n, heads, p = x.shape
+    fits = b.shape == c.shape and b.ndim == 3 and len(b) == n and b.shape[1] >= 1 and heads % b.shape[1] == 0
+    fits = fits and steps.shape == (n, heads) and a_log.shape == d.shape == (heads,)
+    if not fits or state.shape != (heads, b.shape[2], p):
+        raise ShapeError(
+            f"ops.ssd: got x {list(x.shape)}, b {list(b.shape)}, c {list(c.shape)}, steps {list(steps.shape)}, "
+            f"state {list(state.shape)}; [T, H, P], [T, G, N] twice, [T, H] and [H, N, P] are needed"
+        )
+    bs, cs = (np.repeat(a.astype(np.float64), heads // b.shape[1], axis=1) for a in (b, c))
+    kept = np.exp(-np.exp(a_log.astype(np.float64)) * steps)[..., None, None]
+    s = state.astype(np.float64)
+    y = np.empty(x.shape, np.float64)
+    for t in range(n):
+        s = s * kept[t] + bs[t][:, :, None] * (steps[t][:, None] * x[t])[:, None, :]
+        y[t] = np.einsum("hnp,hn->hp", s, cs[t]) + d[:, None] * x[t].astype(np.float64)
+    return y.astype(np.float32), s.astype(np.float32)
+
+
+def ssd_steps(dt: Floats, dt_bias: Floats, shortest: float, longest: float) -> Reals:
+    """Return how long each token's step is: softplus(dt + dt_bias), between two limits; float64 like dt [T, H]."""
+    return np.asarray(np.clip(np.logaddexp(0.0, dt.astype(np.float64) + dt_bias), shortest, longest))
+
+
+def gate_norm(x: Floats, z: Floats, w: Floats, eps: float, groups: int) -> Floats:
+    """Return the norm of each of `groups` equal parts of x * silu(z), times w.
+
+    Shapes:
+        x, z     [T, n]  float32; n a multiple of groups
+        w        [n]     float32
+        returns  [T, n]  float32
+
+    Raises:
+        ShapeError: a line of Shapes does not hold.
+    """
+    if x.shape != z.shape or w.shape != x.shape[1:] or groups < 1 or w.shape[0] % groups:
+        raise ShapeError(
+            f"ops.gate_norm: got x {list(x.shape)}, z {list(z.shape)}, w {list(w.shape)}, {groups} groups; "
+            "[T, n] twice and [n], n a multiple of the groups, are needed"
+        )
+    wide = z.astype(np.float64)
+    gated = (x * (wide * _sigmoid(wide))).reshape(len(x), groups, w.shape[0] // groups)
+    normed = gated / np.sqrt(np.square(gated).mean(axis=-1, keepdims=True) + eps)
+    return np.asarray(normed.reshape(x.shape) * w).astype(np.float32)
+
+
 def _normalised(x: Floats, eps: float) -> Reals:
     wide = x.astype(np.float64)
     return np.asarray(wide / np.sqrt(np.square(wide).sum(axis=-1, keepdims=True) + eps))

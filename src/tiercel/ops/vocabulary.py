@@ -277,6 +277,20 @@ _RECURRENT_SPECS = (
         reference_recurrent.gated_norm,
         _row_cost(6),
     ),
+    OpSpec(
+        "ssd",
+        "xbc [T,H*P+2*G*N], dt [T,H], a_log, dt_bias, d [H] -> [T,H*P]: Mamba2's recurrence; keeps H states of N by P",
+        lambda call: recurrent.ssd_shape(call, _need),
+        reference_recurrent.ssd,
+        recurrent.ssd_cost,
+    ),
+    OpSpec(
+        "gate_norm",
+        "x, z [.,n], w [n] -> like x: the norm of each group of x * silu(z)",
+        lambda call: recurrent.gate_norm_shape(call, _need),
+        reference_recurrent.gate_norm,
+        _row_cost(6),
+    ),
 )
 
 _RESIDUAL_SPECS = (

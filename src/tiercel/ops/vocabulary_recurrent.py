@@ -1,7 +1,8 @@
 """The ops of recurrent layers: contracts and costs; `ops.vocabulary` has them in its list."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 
 from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
@@ -10,6 +11,8 @@ from tiercel.ops.dims import Bounds, Dim
 from tiercel.ops.program import OpCall, StateLayer
 
 Need = Callable[[bool, OpCall, str, str], None]
+# What an op keeps of each sequence.
+_KEEPS: Mapping[str, str] = MappingProxyType({"short_conv": "window", "delta_rule": "matrices", "ssd": "matrices"})
 
 
 def short_conv_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
@@ -59,6 +62,51 @@ def gated_norm_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
     return x.rows, x.width
 
 
+def ssd_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
+    """Check Mamba2's recurrence: x, then each group's b and c, side by side, and a step's length a head."""
+    xbc, dt = call.inputs
+    heads, p, groups, n = ssd_sizes(call)
+    fits = min(heads, p, groups, n) >= 1 and heads % groups == 0 and xbc.width == heads * p + 2 * groups * n
+    got = f"xbc width {xbc.width}, heads {heads} of {p}, groups {groups} of {n}"
+    need(fits, call, got, "H*P + 2*G*N with H a multiple of G")
+    fits = dt.width == heads and all(prod(w.shape) == heads for w in call.weights.values())
+    shown = ", ".join(f"{name} {list(w.shape)}" for name, w in call.weights.items())
+    need(fits, call, f"dt width {dt.width}, {shown}", f"[{heads}] each")
+    low, high = call.real("dt_min"), call.real("dt_max")
+    need(0.0 <= low <= high, call, f"steps from {low} to {high}", "0 <= dt_min <= dt_max")
+    need(all(x.rows is Dim.TOKENS for x in call.inputs), call, "rows of logits", "rows T")
+    return Dim.TOKENS, heads * p
+
+
+def ssd_sizes(call: OpCall) -> tuple[int, int, int, int]:
+    """Return heads, a head's columns, groups, and the state's rows."""
+    return call.integer("heads"), call.integer("head_dim"), call.integer("groups"), call.integer("state_dim")
+
+
+def gate_norm_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
+    """Check a norm of groups of x * silu(z)."""
+    x, z = call.inputs
+    groups, w = call.integer("groups"), call.weights["w"]
+    fits = z.width == x.width and x.rows is z.rows and groups >= 1 and x.width % groups == 0 and w.shape == (x.width,)
+    got = f"widths {x.width}, {z.width}, groups {groups}, w {list(w.shape)}"
+    need(fits, call, got, "equal shapes, w [width], and equal groups")
+    need(call.real("eps") > 0.0, call, f"eps {call.real('eps')}", "eps > 0")
+    return x.rows, x.width
+
+
+def ssd_cost(call: OpCall, bounds: Bounds) -> Cost:
+    """Rows in and out, and each sequence's state read and written."""
+    heads, p, groups, n = ssd_sizes(call)
+    return ssd(heads, p, groups, n, bounds)
+
+
+def ssd(heads: int, p: int, groups: int, n: int, bounds: Bounds) -> Cost:
+    """Return the cost of a step: five operations an element of the state and token."""
+    rows = bounds.n_tokens * F32_BYTES * (2 * heads * p + 2 * groups * n + heads)
+    states = bounds.n_sequences * 2 * F32_BYTES * heads * p * n
+    return Cost(5 * bounds.n_tokens * heads * p * n, rows + states)
+
+
 def short_conv_cost(call: OpCall, bounds: Bounds) -> Cost:
     """Rows in and out, and each sequence's window read and written."""
     channels, width = call.output.width, call.integer("width")
@@ -87,20 +135,29 @@ def state_layers_of(ops: Sequence[OpCall]) -> tuple[StateLayer, ...]:
     """
     found: dict[int, dict[str, OpCall]] = {}
     for op in ops:
-        if op.op in ("short_conv", "delta_rule"):
+        kind = _KEEPS.get(op.op)
+        if kind is not None:
             layer = found.setdefault(op.integer("layer"), {})
-            if op.op in layer:
+            if kind in layer:
                 raise ShapeError(
                     f"ops.program: {op} is the second {op.op} of layer {op.integer('layer')}; one is needed"
                 )
-            layer[op.op] = op
+            layer[kind] = op
     layers = []
     for index, kept in sorted(found.items()):
-        conv, rule = kept.get("short_conv"), kept.get("delta_rule")
+        conv, rule = kept.get("window"), kept.get("matrices")
         channels, width = (conv.output.width, conv.integer("width")) if conv else (0, 1)
-        _, heads, d, e = _heads(rule) if rule else (0, 0, 0, 0)
-        layers.append(StateLayer(index, "delta_rule" if rule else "short_conv", channels, width, heads, d, e))
+        heads, d, e = _state_of(rule) if rule else (0, 0, 0)
+        layers.append(StateLayer(index, rule.op if rule else "short_conv", channels, width, heads, d, e))
     return tuple(layers)
+
+
+def _state_of(rule: OpCall) -> tuple[int, int, int]:
+    """Return how many matrices an op keeps of a sequence, their rows, and their columns."""
+    if rule.op == "ssd":
+        heads, p, _, n = ssd_sizes(rule)
+        return heads, n, p
+    return _heads(rule)[1:]
 
 
 def _heads(call: OpCall) -> tuple[int, int, int, int]:

@@ -543,6 +543,31 @@ class _Lowering:
             self._at(op.y),
         )
 
+    def _ssd(self, op: ops.Ssd) -> None:
+        self._to.ssd(
+            self._at(op.xbc),
+            _at_column(self._at(op.dt), op.dt_col),
+            (op.heads, op.head_dim, op.groups, op.state_dim),
+            (op.dt_min, op.dt_max),
+            self._weights.vector(op.a_log),
+            self._weights.vector(op.dt_bias),
+            self._weights.vector(op.d),
+            self._at(op.y),
+            self._state_at[op.layer][1],
+        )
+
+    def _gate_norm(self, op: ops.GateNorm) -> None:
+        self._to.gate_norm(
+            op.y.rows is Dim.ROWS,
+            self._at(op.x),
+            _at_column(self._at(op.z), op.z_col),
+            op.groups,
+            op.y.width // op.groups,
+            self._weights.vector(op.w),
+            op.eps,
+            self._at(op.y),
+        )
+
     def _add(self, op: ops.Add) -> None:
         self._to.add(op.x.rows is Dim.ROWS, self._at(op.x), self._at(op.y), op.x.width)
 

@@ -112,6 +112,29 @@ class _RuleSizes:
         return cls(layer, key_heads, value_heads, key_dim, op.real("lower_bound"), op.real("eps"), named)
 
 
+@dataclass(frozen=True, slots=True)
+class _SsdSizes:
+    """What a recurrence of Mamba2's recorded and its lowered form say alike."""
+
+    layer: int
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    limits: tuple[float, float]
+    weights: tuple[Weight, Weight, Weight]
+
+    @classmethod
+    def of(cls, op: OpCall | low.Ssd) -> "_SsdSizes":
+        if isinstance(op, low.Ssd):
+            sizes = (op.layer, op.heads, op.head_dim, op.groups, op.state_dim)
+            return cls(*sizes, (op.dt_min, op.dt_max), (op.a_log, op.dt_bias, op.d))
+        layer, heads, head_dim = map(op.integer, ("layer", "heads", "head_dim"))
+        named = (op.weights["a_log"], op.weights["dt_bias"], op.weights["d"])
+        limits = (op.real("dt_min"), op.real("dt_max"))
+        return cls(layer, heads, head_dim, op.integer("groups"), op.integer("state_dim"), limits, named)
+
+
 class ReferenceExecutor:
     """Runs steps of one program. Owner: a test, or whoever made it.
 
@@ -325,6 +348,21 @@ class ReferenceExecutor:
             y[own], kept.states[h.layer] = rec.delta_rule(q[own], k[own], v[own], decay[own], beta[own], state, h.eps)
         return y.reshape(len(v), -1)
 
+    def scan(self, op: OpCall | low.Ssd, rows: _Rows, xbc: Floats, dt: Floats) -> Floats:
+        """Walk each sequence's rows through Mamba2's recurrence, from the state that the layer kept of it."""
+        h = _SsdSizes.of(op)
+        a_log, dt_bias, d = (np.asarray(self.weight(w)).reshape(-1) for w in h.weights)
+        x, b, c = np.split(xbc, [h.heads * h.head_dim, h.heads * h.head_dim + h.groups * h.state_dim], axis=1)
+        x, b, c = _heads(x, h.heads), _heads(b, h.groups), _heads(c, h.groups)
+        steps = rec.ssd_steps(dt, dt_bias, *h.limits)
+        y = np.empty_like(x)
+        for i, own, kept in self._sequences_of(rows):
+            state = kept.states.get(h.layer)
+            if rows.first_positions[i] == 0 or state is None:
+                state = np.zeros((h.heads, h.state_dim, h.head_dim), np.float32)
+            y[own], kept.states[h.layer] = rec.ssd(x[own], b[own], c[own], steps[own], a_log, d, state)
+        return y.reshape(len(x), -1)
+
     def _sequences_of(self, rows: _Rows) -> Iterator[tuple[int, slice, _Kept]]:
         for i, sequence in enumerate(rows.sequences):
             yield i, slice(rows.starts[i], rows.starts[i + 1]), self._sequences[sequence]
@@ -392,6 +430,10 @@ class ReferenceExecutor:
                 x, z = (_heads(value, op.integer("heads")) for value in inputs)
                 y = rec.gated_norm(x, z, weights.get("w"), op.real("eps"), op.word("act"))
                 return y.reshape(inputs[0].shape)
+            case "ssd":
+                return self.scan(op, rows, *inputs)
+            case "gate_norm":
+                return rec.gate_norm(inputs[0], inputs[1], weights["w"], op.real("eps"), op.integer("groups"))
             case "embed_rows":
                 return embed_rows(weights["w"], op.word("of"), op.integer("first"), rows)
             case "layer_norm":
@@ -514,6 +556,12 @@ class _ArenaStep:
                 scale = None if op.w is None else store.weight(op.w)
                 y = rec.gated_norm(_heads(x, op.heads), _heads(z, op.heads), scale, op.eps, op.act)
                 self._write(op.y, y.reshape(x.shape))
+            case low.Ssd():
+                dt = self._floats(op.dt)[:, op.dt_col : op.dt_col + op.heads]
+                self._write(op.y, store.scan(op, rows, self._floats(op.xbc), dt))
+            case low.GateNorm():
+                z = self._floats(op.z)[:, op.z_col : op.z_col + op.y.width]
+                self._write(op.y, rec.gate_norm(self._floats(op.x), z, store.weight(op.w), op.eps, op.groups))
 
             case low.ResidualMix():
                 sources = [self._floats(source) for source in op.sources]

@@ -22,6 +22,7 @@ SHAPES = {
     "filters": (64, 1, 4),
     "one": (1, 64),
     "of_one": (1,),
+    "of_half": (32,),
     "wide": (64, 32),
     "latent_q": (48, 64),
     "latents": (24, 64),
@@ -171,6 +172,9 @@ def test_every_op_has_a_tolerance_and_a_cost():
     y = rec.delta_rule(mixed, *gates, a_log="of_one", dt_bias="of_one", layer=1, **sizes)
     y = rec.gated_norm(y, rec.linear(x, "narrow"), None, heads=1, act="silu")
     x = rec.linear(y, "wide")
+    scanned, step = rec.linear(x, "square"), rec.linear(x, "one")
+    y = rec.ssd(scanned, step, weights=("of_one",) * 3, layer=3, heads=(1, 32), groups=(1, 16))
+    x = rec.linear(rec.gate_norm(y, rec.linear(x, "narrow"), "of_half", groups=2, eps=1e-5), "wide")
     mixed = mixture(rec, rec.add(x, gated))
     mixed = rec.linear(rec.join(rec.residual_mix([mixed, x], "bias", "bias", 1e-5), rec.given(32)), "joined")
     program = rec.finish(rec.softcap(rec.linear(rec.select_rows(mixed), "head"), 30.0))
