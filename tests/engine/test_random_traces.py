@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import count
 
 import numpy as np
 import pytest
@@ -147,7 +148,7 @@ def play(bench, setup, trace, start_form=lambda i: None):
         for _ in range(event.n_rounds):
             bench.step()
         prompt = PREFIXES[event.prefix] + list(event.suffix)
-        room = setup.n_pages * setup.page_size + 1 - len(prompt)
+        room = bench.runner.limits.pool_tokens + 1 - len(prompt)
         if room >= 1:
             options = {"logprobs": 1} if event.has_logprobs else {}
             options |= {"prompt_logprobs": 1} if event.scores else {}
@@ -256,6 +257,34 @@ def test_running_ahead_changes_no_token_and_loses_nothing(setup, trace, fail_ste
     bench.assert_idle()
     assert_right(bench, setup, sent)
     assert_what_is_cached_is_what_its_keys_say(bench, sent)
+
+
+def preempt_before(bench, plans):
+    """Preempt somebody before the plans of the given numbers, as nothing else does where there are no pages."""
+    plan, numbers = bench.scheduler.plan, count()
+
+    def preempt_and_plan(now_s):
+        running = list(bench.scheduler.running)
+        number = next(numbers)
+        if number in plans and running:
+            bench.scheduler._preempt(running[number % len(running)])
+        return plan(now_s)
+
+    bench.scheduler.plan = preempt_and_plan
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(setups, st.lists(events, min_size=1, max_size=12), st.sets(st.integers(0, 40), max_size=6))
+def test_without_pages_every_request_ends_with_the_tokens_it_gets_alone(setup, trace, preempted):
+    """A model that keeps no keys and values: slots are all that there is to have, whatever the length."""
+    setup = replace(setup, n_pages=0)
+    bench = make_bench(setup)
+    preempt_before(bench, preempted)
+    sent = play(bench, setup, trace)
+    assert set(sent) == {f"s{i}" for i in range(len(trace))}
+    bench.assert_idle()
+    assert_right(bench, setup, sent)
+    assert bench.core.snapshot.kv_usage_frac == 0.0
 
 
 FORMS = [{"regex": "[a-c]+x?"}, {"choice": ["one", "other"]}, {"regex": "[ -~]{2,5}"}, None]

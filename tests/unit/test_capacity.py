@@ -67,9 +67,17 @@ def test_bad_settings_are_refused_by_name(change, word):
 
 
 def test_a_model_without_keys_and_values_needs_no_pool():
-    found = capacity(kv_token_bytes=0)
-    assert found.page_bytes == 0
-    assert found.n_pages >= found.pages_per_sequence
+    found = capacity(kv_token_bytes=0, available_bytes=1 << 10)
+    assert (found.page_bytes, found.n_pages, found.n_tokens) == (0, 0, 0)
+    assert (found.max_len_tokens, found.n_full_sequences) == (2048, 4.0)
+    assert found.describe() == (
+        "KV pool: none, as the model keeps no keys and values; 4 requests of 2,048 tokens fit at once"
+    )
+
+
+def test_states_alone_may_be_more_than_there_is():
+    with pytest.raises(OutOfPages, match=r"recurrent state: 4 sequences of 1\.00 MiB each"):
+        capacity(kv_token_bytes=0, state_bytes=MIB, available_bytes=3 * MIB)
 
 
 def test_the_line_at_start_names_pages_tokens_and_requests():

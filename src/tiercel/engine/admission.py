@@ -51,7 +51,7 @@ def admit_pooled(prompt_ids: list[int], limits: RunnerLimits, config: EngineConf
         raise RequestError("prompt: it is empty; at least one token is needed; send some text", param="prompt")
     _check_ids("prompt", prompt_ids, limits.vocab_size)
     _check_priority(priority, config)
-    n_max = min(limits.max_len_tokens, limits.n_pages * limits.page_size_tokens)
+    n_max = min(limits.max_len_tokens, limits.pool_tokens)
     whole = ""
     if limits.needs_whole and limits.max_step_tokens < n_max:
         n_max, whole = limits.max_step_tokens, " in one step, as this model needs; raise max_num_batched_tokens,"
@@ -81,7 +81,7 @@ def _max_total_tokens(n_prompt: int, params: SamplingParams, limits: RunnerLimit
             param="prompt",
         )
     # The last token is never computed, so it needs no slot in a page.
-    pool_tokens = limits.n_pages * limits.page_size_tokens + 1
+    pool_tokens = limits.pool_tokens + 1
     n_total = context if params.max_tokens is None else min(context, n_prompt + params.max_tokens)
     if n_total > pool_tokens and (params.max_tokens is not None or n_prompt >= pool_tokens):
         raise PromptTooLong(

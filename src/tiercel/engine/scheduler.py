@@ -28,7 +28,8 @@ sequences that found one of these pages are computed again.
 
 Invariants, verified by `check`:
 1. A running sequence has one slot of its own, and pages for all that is planned; n_computed < n_total, but for a
-   pooled one whose last rows are on their way.
+   pooled one whose last rows are on their way. Where nothing is kept by the token there are no pages, and a slot is
+   all the room that a sequence needs.
 2. A page's references are the running sequences whose table names it, and the loads (`kv.tiers`) and pins
    (`engine.pins`) that hold it.
 3. Free, held and used slots are disjoint and all there are; at most max_num_seqs run.
@@ -142,12 +143,13 @@ class Scheduler:
         self.n_prefix_hits_tokens = 0
         self._limits = limits
         self._page_size = limits.page_size_tokens
+        self._has_pages = limits.n_pages > 0
         self._n_running_max = min(config.max_num_seqs, limits.n_slots)
         self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens)
         self._chunk_tokens_max = config.long_prefill_token_threshold
         # Where a token sees later ones, nothing of a text can be had without all of it.
         # A state that is not kept is as good as none of the pages before it.
-        can_cache = not limits.needs_whole and (limits.state_bytes == 0 or limits.n_snapshots > 0)
+        can_cache = not limits.needs_whole and (limits.state_bytes == 0 or limits.n_snapshots > 0) and self._has_pages
         self._is_caching = config.enable_prefix_caching and can_cache
         self.states = StateKeeper(limits) if self._is_caching and limits.state_bytes else None
         self._free_slots = list(range(limits.n_slots - 1, -1, -1))
@@ -479,12 +481,12 @@ class Scheduler:
         if not self._has_room(sequence, hit_ids):
             return False
         pool, size = self.pool, self._page_size
-        n_new = -(-len(sequence.token_ids) // size) - len(hit_ids)
+        n_new = -(-len(sequence.token_ids) // size) - len(hit_ids) if self._has_pages else 0
         pool.pin(hit_ids)  # before anything is acquired: an acquisition could evict them
         new_ids = pool.acquire(n_new)
         assert new_ids is not None, "engine.scheduler: counted pages are not there"
         sequence.page_ids = hit_ids + new_ids
-        sequence.n_room = len(sequence.page_ids) * size
+        sequence.n_room = self._room_of(sequence)
         sequence.n_computed = n_computed
         sequence.key_next_at = sequence.n_computed + size if self._is_caching else _NEVER
         sequence.slot = self._free_slots.pop()
@@ -493,6 +495,8 @@ class Scheduler:
         return True
 
     def _has_room(self, sequence: Sequence, hit_ids: list[int]) -> bool:
+        if not self._has_pages:
+            return True
         n_new = -(-len(sequence.token_ids) // self._page_size) - len(hit_ids)
         while True:
             n_hits_free = sum(self.pool.n_refs(page_id) == 0 for page_id in hit_ids)
@@ -507,6 +511,9 @@ class Scheduler:
             return
         ttl_s = DEFAULT_TTL_S if hint.ttl_s is None else hint.ttl_s
         self.pins.hold(sequence.page_ids[: sequence.n_prompt // self._page_size], sequence.first_scheduled_s + ttl_s)
+
+    def _room_of(self, sequence: Sequence) -> int:
+        return len(sequence.page_ids) * self._page_size if self._has_pages else _NEVER
 
     def _count_admission(self, sequence: Sequence, n_hit: int, now_s: float) -> None:
         if sequence.first_scheduled_s is not None:
@@ -583,7 +590,7 @@ class Scheduler:
         name = sequence.sequence_id
         n_known = len(sequence.token_ids)
         assert sequence.state is State.RUNNING, f"{name} runs as {sequence.state}"
-        assert sequence.n_room == len(sequence.page_ids) * self._page_size, f"{name}: n_room is not its pages'"
+        assert sequence.n_room == self._room_of(sequence), f"{name}: n_room is not its pages'"
         assert 0 <= sequence.n_computed <= sequence.n_room, f"{name}: {sequence.n_computed} of {sequence.n_room} slots"
         is_ahead = sequence.n_computed < sequence.n_total + (sequence.pools is not None)
         assert is_ahead, f"{name}: planned too far"

@@ -27,13 +27,16 @@ from tiercel.kv.page_keys import PageKey
 
 
 class PagePool:
-    """Reference counts, keys and the free list of `n_pages` pages. Every operation costs O(1) a page."""
+    """Reference counts, keys and the free list of `n_pages` pages. Every operation costs O(1) a page.
+
+    A pool of no pages is that of a model that keeps no keys and values.
+    """
 
     def __init__(self, n_pages: int, page_size_tokens: int) -> None:
-        if n_pages < 1 or page_size_tokens < 1:
+        if n_pages < 0 or page_size_tokens < 1:
             raise ConfigError(
-                f"kv.pool: {n_pages} pages of {page_size_tokens} tokens; at least one page of one token is needed; "
-                "raise kv_cache_memory_bytes"
+                f"kv.pool: {n_pages} pages of {page_size_tokens} tokens; no fewer than none, of one token each, are "
+                "needed; raise kv_cache_memory_bytes"
             )
         self.n_pages = n_pages
         self.page_size_tokens = page_size_tokens

@@ -121,3 +121,8 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     snapshot_spacing_tokens: int = 0  # how far apart states of one sequence are kept at most; a multiple of the page
     has_kv: bool = True  # False: pages are only counted, as the state is all that a sequence leaves
     takes_drafts: bool = True  # a step may compute tokens that turn out wrong
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the pages hold; where there are none, as nothing is kept by the token: as many as a slot has."""
+        return self.n_pages * self.page_size_tokens if self.n_pages else self.max_len_tokens

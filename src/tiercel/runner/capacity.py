@@ -20,6 +20,8 @@ _SPACING_WITHOUT_KV_TOKENS = 1024
 # Of one sequence beside the spaced ones: at its prompt's end, at a fork, and two by turns while it grows.
 _N_SNAPSHOTS_BESIDE = 4
 _N_SNAPSHOTS_FIRST = 8  # come before pages of a second sequence
+# Of pages of no bytes, which take some 40 bytes each to count: 4 M tokens by sixteens, and 10 MB.
+_N_COUNTED_PAGES_MAX = 1 << 18
 _SNAPSHOTS_FRAC = 8  # which part of the budget they may take where that makes the longest sequence shorter
 
 
@@ -37,7 +39,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens the pool holds."""
+        """Tokens the pool holds; 0 where the model keeps no keys and values."""
         return self.n_pages * self.page_size_tokens
 
     @property
@@ -47,11 +49,16 @@ class Capacity(msgspec.Struct, frozen=True):
 
     @property
     def n_full_sequences(self) -> float:
-        """How many sequences of full length fit at once."""
-        return self.n_pages / self.pages_per_sequence
+        """How many sequences of full length fit at once; without pages, one a slot."""
+        return self.n_pages / self.pages_per_sequence if self.page_bytes else float(self.max_num_seqs)
 
     def describe(self) -> str:
         """Return the line printed at start."""
+        if not self.page_bytes:
+            return (
+                f"KV pool: none, as the model keeps no keys and values; {self.max_num_seqs} requests of "
+                f"{self.max_len_tokens:,} tokens fit at once"
+            ) + self._describe_state()
         return (
             f"KV pool: {self.n_pages:,} pages of {self.page_size_tokens} tokens "
             f"({self.page_bytes / 1024:.0f} KiB each, {self.n_pages * self.page_bytes / _MIB:,.0f} MiB), "
@@ -130,7 +137,8 @@ def plan(
     largest that fits. `pool_bytes` None means enough for `max_num_seqs` full sequences, but at most a quarter of
     `available_bytes`. Each of `max_num_seqs` slots takes `state_bytes` of memory first. With `keeps_states`, snapshots
     share the pool's bytes. `extra_bytes` of pages come on top, for what ended requests leave behind: on a CPU the memory
-    below the pool is the pool.
+    below the pool is the pool. A model that keeps no keys and values has no pool, and no length is too long for one;
+    where its states are kept, pages are counted, by whose keys they are found.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -159,6 +167,8 @@ def plan(
     one = pages_for(len_tokens, page_size_tokens)
     wanted = max_num_seqs * one
     spacing = snapshot_spacing(state_bytes, kv_token_bytes, page_size_tokens) if state_bytes and keeps_states else 0
+    if page_bytes == 0:
+        wanted = min(wanted, max(one, _N_COUNTED_PAGES_MAX)) if spacing else 0
     n_wanted = max_num_seqs * (len_tokens // spacing + _N_SNAPSHOTS_BESIDE) if spacing else 0
     needed_bytes = one * page_bytes + min(n_wanted, _N_SNAPSHOTS_FIRST) * state_bytes
     if pool_bytes is not None:
@@ -189,7 +199,7 @@ def plan(
             + (f" and {n_snapshots} snapshots of {state_bytes / _MIB:.2f} MiB" if n_snapshots else "")
             + f"; {available_bytes / _MIB:,.0f} MiB of memory are free; lower it, max_model_len or max_num_seqs"
         )
-    if n_pages * page_size_tokens < len_tokens:
+    if wanted and n_pages * page_size_tokens < len_tokens:
         if max_model_len not in (None, -1) or n_pages < 1:
             shorter = f"lower max_model_len to {n_pages * page_size_tokens} or " if n_pages else ""
             raise OutOfPages(

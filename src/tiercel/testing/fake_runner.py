@@ -67,7 +67,9 @@ class FakeRunner:
         self._compute_ns = compute_ns
         self._is_hurried = False
         self._rows: list[_Row | None] = [None] * limits.n_slots
-        shape = (limits.n_pages, limits.page_size_tokens)
+        # Without pages, what a slot keeps of its sequence is as one page that is the slot's own.
+        self._page_size = limits.page_size_tokens if limits.n_pages else limits.max_len_tokens
+        shape = (limits.n_pages or limits.n_slots, self._page_size)
         # Memory that was never written holds anything at all.
         self.values = np.random.default_rng(1).integers(1, 2**63, shape, np.uint64)
         self._positions = np.full(shape, -1, np.int32)
@@ -101,10 +103,15 @@ class FakeRunner:
         tokens: list[int | None] = [*token_ids]
         tokens += [None] * (self._limits.max_len_tokens - len(tokens))
         self._rows[slot] = _Row(tokens, n_prompt_tokens, params, seed, frozenset(stop_ids), n_known=len(token_ids))
+        if not self._limits.n_pages:
+            self._row(slot).page_ids = [slot]
 
     def set_pages(self, slot: int, first_idx: int, page_ids: Sequence[int]) -> None:
         """Write entries of the slot's page table row."""
         row = self._row(slot)
+        if not self._limits.n_pages:
+            assert not page_ids, f"fake: pages {page_ids} for slot {slot}, and there are none"
+            return
         used = max((self._end(plan, slot) for plan in self._waiting), default=0)
         n_used = -(-used // self._limits.page_size_tokens)
         assert first_idx >= n_used, f"fake: page {first_idx} of slot {slot} is in use by a submitted step"
@@ -247,7 +254,7 @@ class FakeRunner:
             raise ShapeError("fake: an empty step, an empty sequence or one that is too long; plan what fits")
         assert len(set(plan.seq_slot.tolist())) == len(plan.seq_slot), "fake: a slot twice in one step"
         for slot, end in zip(plan.seq_slot.tolist(), ends.tolist(), strict=True):
-            n_room = len(self._row(slot).page_ids) * limits.page_size_tokens
+            n_room = len(self._row(slot).page_ids) * self._page_size
             assert end <= n_room, f"fake: slot {slot} computes up to {end} and has pages for {n_room}"
 
     def _run_next(self) -> None:
@@ -347,7 +354,7 @@ class FakeRunner:
         samples_all = bool(_is_drafting(plan)[s])
         whole = not self._limits.needs_whole or (start == 0 and n == row.n_prompt)
         assert whole, f"fake: {n} of {row.n_prompt} tokens of a text that must be computed whole"
-        size = self._limits.page_size_tokens
+        size = self._page_size
         history = blake2b(digest_size=8)
         state = self._states.begin(int(plan.seq_slot[s]), start) if self._limits.state_bytes else None
         has_nan = state is not None and state.has_nan

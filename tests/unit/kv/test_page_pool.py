@@ -17,8 +17,8 @@ def keyed(pool: PagePool, *keys: bytes) -> list[int]:
     return pages
 
 
-@pytest.mark.parametrize(("n_pages", "size"), [(0, 16), (4, 0)])
-def test_a_pool_without_room_for_one_token_is_refused(n_pages, size):
+@pytest.mark.parametrize(("n_pages", "size"), [(-1, 16), (4, 0)])
+def test_a_pool_of_fewer_pages_than_none_or_of_empty_pages_is_refused(n_pages, size):
     with pytest.raises(ConfigError, match=r"kv\.pool"):
         PagePool(n_pages, size)
 
