@@ -132,6 +132,16 @@ KIMI: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+MAMBA2: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "num_heads": 8,
+    "head_dim": 16,
+    "state_size": 16,
+    "n_groups": 2,
+    "num_hidden_layers": 3,
+    "chunk_size": 8,
+}
 
 
 LING: dict[str, Any] = {
@@ -188,6 +198,14 @@ def recurrent_models() -> dict[str, Any]:
             **KIMI | {"q_lora_rank": 24, "norm_topk_prob": False, "n_group": 1, "num_hidden_layers": 3},
             layer_types=["full_attention", "linear_attention", "linear_attention"],
             mlp_layer_types=["sparse", "dense", "sparse"],
+        ),
+        "mamba2": hf.Mamba2Config(**MAMBA2),
+        "mamba2_odd_sizes_limits_tied": hf.Mamba2Config(
+            **MAMBA2 | {"hidden_size": 60, "num_heads": 3, "head_dim": 40, "state_size": 24, "n_groups": 1},
+            conv_kernel=3,
+            use_conv_bias=False,
+            time_step_limit=(0.4, 0.9),
+            tie_word_embeddings=True,
         ),
         "qwen3_5": hf.Qwen3_5TextConfig(**QWEN3_5),
         "qwen3_5_linear_last_tied": hf.Qwen3_5TextConfig(
@@ -388,7 +406,7 @@ def clamp_ling(model: Any, config: Any) -> None:
 
 def ids_of(config: Any) -> list[int]:
     """Return the tokens: more than one 64-token chunk of the oracle's for recurrent models."""
-    is_recurrent = config.model_type.startswith(("qwen3_5", "qwen3_next", "kimi_linear", "bailing"))
+    is_recurrent = config.model_type.startswith(("qwen3_5", "qwen3_next", "kimi_linear", "bailing", "mamba2"))
     n_tokens = 100 if is_recurrent else N_TOKENS
     return [(7 * t + 3) % 128 for t in range(n_tokens)]
 

@@ -11,7 +11,7 @@ from tiercel import LLM, SamplingParams
 from tiercel.api.http.app import make_app
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.settings import ServerSettings
-from tiercel.testing.tiny_model import LATENT_CONFIG, MIXTURE_CONFIG, write_tiny_model
+from tiercel.testing.tiny_model import ATTENTION_FREE_CONFIG, LATENT_CONFIG, MIXTURE_CONFIG, write_tiny_model
 
 CONTEXT, ENDINGS = "The quick brown fox", (" jumps", " sleeps", " eats the dog")
 SMALL = {"threads": 1, "max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -27,7 +27,11 @@ class _Served:
         self.app = make_app(facade, self.settings)
 
 
-@pytest.fixture(scope="module", params=[{}, MIXTURE_CONFIG, LATENT_CONFIG], ids=["dense", "mixture", "latent"])
+@pytest.fixture(
+    scope="module",
+    params=[{}, MIXTURE_CONFIG, LATENT_CONFIG, ATTENTION_FREE_CONFIG],
+    ids=["dense", "mixture", "latent", "attention-free"],
+)
 def llm(request, tmp_path_factory):
     with LLM(str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", config=request.param)), **SMALL) as llm:
         yield llm

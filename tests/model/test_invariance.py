@@ -37,6 +37,9 @@ CASES = [(m, f, kv) for m in MODELS for f in FORMATS for kv in KV_DTYPES if (f, 
 # Latent rows have no int8 form.
 LATENT = ["deepseek_v3_experts", "deepseek_v3_halves_plain_q", "kimi_linear", "ling_clamped"]
 CASES += [(m, f, kv) for m in LATENT for f, kv in ((Format.Q8_0, "float16"), (Format.F32, "float32"))]
+# No keys and values at all.
+CASES += [("mamba2", f, kv) for f, kv in ((Format.Q8_0, "float16"), (Format.F32, "float32"))]
+CASES += [("mamba2_odd_sizes_limits_tied", Format.F32, "float32")]
 VOCAB = 128
 # Long enough for several 256-token splits of attention, and for chunks that use the panel kernels.
 LONG = 300

@@ -458,7 +458,8 @@ def _open_safetensors(folder: Path, names: list[str]) -> Checkpoint:
     from tiercel.loaders.safetensors_file import SafetensorsFile
     from tiercel.loaders.stacked_experts import STACKING_MODEL_TYPES, split_experts
 
-    config = read_json_object(folder / "config.json")
+    # A step's longest length is no length in Mamba2's configs, and Python writes that as Infinity.
+    config = read_json_object(folder / "config.json", may_be_infinite=True)
     if "quantization_config" not in config and (folder / _MODELOPT).exists():
         # Where ModelOpt wrote it before it wrote into config.json.
         found = read_json_object(folder / _MODELOPT).get("quantization")

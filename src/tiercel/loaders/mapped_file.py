@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING
 
 from tiercel.base.errors import ModelFileError, ModelNotFound
 
@@ -80,8 +80,10 @@ class MappedFile:
             return
 
 
-def parse_json_object(raw: bytes, where: str) -> dict[str, object]:
+def parse_json_object(raw: bytes, where: str, *, may_be_infinite: bool = False) -> dict[str, object]:
     """Parse bytes that must be one JSON object without duplicate keys, NaN or Infinity.
+
+    With `may_be_infinite`, the word Infinity is read as the number.
 
     Raises:
         ModelFileError: anything else, including bad UTF-8 and nesting past the parser's depth.
@@ -93,7 +95,9 @@ def parse_json_object(raw: bytes, where: str) -> dict[str, object]:
             raise ModelFileError(f"{where}: key {_first_duplicate(key for key, _ in pairs)!r} occurs twice")
         return found
 
-    def refuse_constant(name: str) -> Never:
+    def refuse_constant(name: str) -> float:
+        if may_be_infinite and name == "Infinity":
+            return float("inf")
         raise ModelFileError(f"{where}: the number {name} is not JSON")
 
     try:
@@ -110,7 +114,7 @@ def parse_json_object(raw: bytes, where: str) -> dict[str, object]:
     return parsed
 
 
-def read_json_object(path: Path) -> dict[str, object]:
+def read_json_object(path: Path, *, may_be_infinite: bool = False) -> dict[str, object]:
     """Read a small JSON file as an object; see `parse_json_object`."""
     try:
         if path.stat().st_size > JSON_LIMIT_BYTES:
@@ -120,7 +124,7 @@ def read_json_object(path: Path) -> dict[str, object]:
         raise ModelNotFound(f"{path}: no such file; a complete checkpoint folder is needed") from error
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror}; check its rights") from error
-    return parse_json_object(raw, str(path))
+    return parse_json_object(raw, str(path), may_be_infinite=may_be_infinite)
 
 
 def _first_duplicate(keys: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from tiercel.models.gpt_oss import GptOss
 from tiercel.models.kimi_k3 import KimiK3, KimiK3Multimodal
 from tiercel.models.ling import Ling
 from tiercel.models.llama import Llama, Mistral, SmolLM3
+from tiercel.models.mamba2 import Mamba2
 from tiercel.models.model import Model
 from tiercel.models.pooled_decoder import POOLED_DECODERS
 from tiercel.models.qwen import Qwen2, Qwen3
@@ -55,6 +56,7 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "KimiK3ForConditionalGeneration": KimiK3Multimodal,
         "BailingMoeV3ForCausalLM": Ling,
         "BailingHybridForCausalLM": Ling,
+        "Mamba2ForCausalLM": Mamba2,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -79,6 +81,7 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "bailing_hybrid": "BailingMoeV3ForCausalLM",
         "kimi_linear": "KimiLinearForCausalLM",
         "kimi_k3": "KimiK3ForConditionalGeneration",
+        "mamba2": "Mamba2ForCausalLM",
     }
 )
 

@@ -41,7 +41,7 @@ def fill_by_name(name: str, shape: tuple[int, ...], *, norms_add_one: bool = Fal
         return fill(name, shape, base=0.0 if norms_add_one else 1.0, amp=0.1)
     if name.endswith(".bias"):
         return fill(name, shape, base=0.0, amp=0.1)
-    amp = 0.5 if "embed_tokens" in name else 1.0 / sqrt(shape[-1])
+    amp = 0.5 if "embed_tokens" in name or name.startswith("backbone.embeddings") else 1.0 / sqrt(shape[-1])
     return fill(name, shape, base=0.0, amp=amp)
 
 

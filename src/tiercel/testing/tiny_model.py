@@ -61,6 +61,20 @@ LATENT_CONFIG: Mapping[str, Any] = MappingProxyType(
     }
 )
 """Laid over `CONFIG`: latent attention; a dense layer, then one with experts in groups."""
+ATTENTION_FREE_CONFIG: Mapping[str, Any] = MappingProxyType(
+    {
+        "architectures": ["Mamba2ForCausalLM"],
+        "model_type": "mamba2",
+        "head_dim": 16,
+        "num_heads": 8,
+        "state_size": 16,
+        "n_groups": 2,
+        **dict.fromkeys(
+            ["intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_theta"]
+        ),
+    }
+)
+"""Laid over `CONFIG`: no keys and values, and states of two groups."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Ids 256, 257 and 258; a byte's id is the byte."""
 CHAT_TEMPLATE = (

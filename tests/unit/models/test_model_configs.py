@@ -11,6 +11,7 @@ from tiercel.models.registry import ARCHITECTURES, build_model
 from tiercel.models.weights import check_weights
 from tiercel.ops.recorder import ComputeDtype
 from tiercel.quant.formats import Format
+from tiercel.testing.tiny_model import ATTENTION_FREE_CONFIG
 
 FIXTURES = Path(__file__).parent.parent.parent / "model" / "fixtures"
 SIZES = {
@@ -245,6 +246,8 @@ def test_a_program_reads_exactly_the_expected_weights(architecture):
         given["layer_group_size"] = 3
     if architecture.startswith(("Kimi", "Bailing")):
         given["num_experts"] = given.pop("n_routed_experts")
+    if architecture.startswith("Mamba"):
+        given |= ATTENTION_FREE_CONFIG
     if "ert" in architecture:  # BERT's heads have keys of their own
         del given["num_key_value_heads"]
     model = build_model(given)
@@ -253,7 +256,7 @@ def test_a_program_reads_exactly_the_expected_weights(architecture):
     assert {w.name: expected[w.name] if w.rows else w.shape for w in read} == expected
     for name, shape in expected.items():  # what is read in parts is read once and whole
         assert sum(w.shape[0] for w in read if w.name == name) == shape[0]
-    assert program.kv_layers == model.info.kv_layers
+    assert (program.kv_layers, program.state_layers) == (model.info.kv_layers, model.info.state_layers)
 
 
 def test_info_counts_parameters_and_bytes_of_a_token():

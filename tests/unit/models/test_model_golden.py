@@ -11,6 +11,7 @@ import pytest
 from tiercel.models.registry import build_model
 from tiercel.ops.passes import lower_and_fuse
 from tiercel.quant.formats import Format
+from tiercel.testing.tiny_model import ATTENTION_FREE_CONFIG
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = {
@@ -95,6 +96,7 @@ CASES = {
             "linear_value_head_dim": 24,
         },
     ),
+    "mamba2_q8_0": ("Mamba2ForCausalLM", Format.Q8_0, {**ATTENTION_FREE_CONFIG, "num_hidden_layers": 2}),
 }
 
 
