@@ -29,12 +29,11 @@ class Ops(FileOps):
         self.fails = False
         self.n_room = None
 
-    def read(self, path, n_bytes):
-        if path.suffix == ".kv":
-            assert self.may_read.wait(PATIENCE_S)
-            if self.fails:
-                raise OSError(errno.EIO, "injected")
-        return super().read(path, n_bytes)
+    def read_object(self, path, buffer):
+        assert self.may_read.wait(PATIENCE_S)
+        if self.fails:
+            raise OSError(errno.EIO, "injected")
+        return super().read_object(path, buffer)
 
     def write(self, fd, data):
         if self.n_room is None:
