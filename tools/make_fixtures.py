@@ -11,6 +11,7 @@ ids[t] = (7t + 3) mod 128.
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -348,13 +349,15 @@ def models() -> dict[str, Any]:
     }
 
 
-def logits_of(config: Any) -> torch.Tensor:
+def filled(config: Any, rename: Callable[[str], str] = str) -> Any:
+    """Return transformers' model, each parameter filled by the name that `rename` gives it."""
     config._attn_implementation = "eager"
     model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     adds_one = config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
     seen: set[int] = set()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for own_name, parameter in model.named_parameters():
+            name = rename(own_name)
             # A tied head is listed once, under the embedding's name.
             assert parameter.data_ptr() not in seen, name
             seen.add(parameter.data_ptr())
@@ -369,14 +372,20 @@ def logits_of(config: Any) -> torch.Tensor:
             else:
                 values = fill_by_name(name, tuple(parameter.shape), norms_add_one=adds_one)
             parameter.copy_(torch.from_numpy(values))
-        for name, buffer in model.named_buffers():
+        for own_name, buffer in model.named_buffers():
+            name = rename(own_name)
             if name.endswith("e_score_correction_bias"):
                 name = name.replace(".mlp.", ".block_sparse_moe.") if config.model_type == "kimi_linear" else name
                 name = ling_name(config, name) if config.model_type == "bailing_hybrid" else name
                 buffer.copy_(torch.from_numpy(fill_by_name(name, tuple(buffer.shape))))
         if config.model_type == "bailing_hybrid":
             clamp_ling(model, config)
-        return model(torch.tensor([ids_of(config)])).logits[0]
+    return model
+
+
+def logits_of(config: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return filled(config)(torch.tensor([ids_of(config)])).logits[0]
 
 
 def clamp_ling(model: Any, config: Any) -> None:
@@ -479,20 +488,21 @@ def config_dict(config: Any, class_name: str) -> dict[str, Any]:
     return d
 
 
+def fixture_of(config: Any, logits: torch.Tensor) -> dict[str, Any]:
+    class_name = type(hf.AutoModelForCausalLM.from_config(config)).__name__
+    return {
+        "config": config_dict(config, class_name),
+        "token_ids": ids_of(config),
+        "argmax": logits.argmax(-1).tolist(),
+        "columns": [digits(row[:N_COLUMNS]) for row in logits],
+        "rows": {str(t): digits(logits[t]) for t in (*WHOLE_ROWS, len(logits) - 1)},
+    }
+
+
 def write_models(names: list[str]) -> None:
     for name, config in models().items():
-        if names and name not in names:
-            continue
-        class_name = type(hf.AutoModelForCausalLM.from_config(config)).__name__
-        logits = logits_of(config)
-        fixture = {
-            "config": config_dict(config, class_name),
-            "token_ids": ids_of(config),
-            "argmax": logits.argmax(-1).tolist(),
-            "columns": [digits(row[:N_COLUMNS]) for row in logits],
-            "rows": {str(t): digits(logits[t]) for t in (*WHOLE_ROWS, len(logits) - 1)},
-        }
-        write(OUT / f"{name}.json", fixture)
+        if not names or name in names:
+            write(OUT / f"{name}.json", fixture_of(config, logits_of(config)))
 
 
 def write_mxfp4() -> None:

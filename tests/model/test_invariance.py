@@ -35,7 +35,7 @@ FORMATS = [Format.F32, Format.Q8_0, Format.Q4_0]
 KV_DTYPES = ("float32", "float16", "int8")
 CASES = [(m, f, kv) for m in MODELS for f in FORMATS for kv in KV_DTYPES if (f, kv) != (Format.F32, "float32")]
 # Latent rows have no int8 form.
-LATENT = ["deepseek_v3_experts", "deepseek_v3_halves_plain_q", "kimi_linear", "ling_clamped"]
+LATENT = ["deepseek_v3_experts", "deepseek_v3_halves_plain_q", "kimi_linear", "kimi_k3", "ling_clamped"]
 CASES += [(m, f, kv) for m in LATENT for f, kv in ((Format.Q8_0, "float16"), (Format.F32, "float32"))]
 # No keys and values at all.
 CASES += [("mamba2", f, kv) for f, kv in ((Format.Q8_0, "float16"), (Format.F32, "float32"))]
@@ -46,7 +46,7 @@ LONG = 300
 
 
 def _available(name):
-    found = sorted(FIXTURES.glob(name[:5] + "*.json"))
+    found = sorted(path for folder in (FIXTURES, FIXTURES.parent) for path in folder.glob(name[:5] + "*.json"))
     exact = [path for path in found if path.stem == name]
     return (exact or found)[0]
 

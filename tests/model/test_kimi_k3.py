@@ -10,11 +10,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import quantized_files as files
 from conftest import BACKENDS
 
 from tiercel import _native
+from tiercel.base.errors import ShapeError
+from tiercel.loaders.checkpoint import open_checkpoint
 from tiercel.models.registry import build_model
+from tiercel.models.weights import check_mtp_weights, check_weights
 from tiercel.ops.passes import Passes, lower_and_fuse
+from tiercel.ops.recorder import ComputeDtype
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import StepPlan
 from tiercel.quant.formats import Format
@@ -145,11 +150,11 @@ def native(k3):
 
 @pytest.mark.parametrize("level", _native.kernel_levels())
 def test_the_native_draft_head_gives_the_golden_logits_in_any_chunks(k3, native, level):
-    target = native(k3.hidden, level=level)
+    target = native(k3.hidden, level=level, n_threads=1)
     plain = native_logits(native(k3.plain, level=level), IDS, [24])
     assert same_bits(native_logits(target, IDS, [24]), plain)
     hidden = target.last_hidden(24)[:23]
-    head = native(k3.head, level=level)
+    head = native(k3.head, level=level, n_threads=1)
     logits, again = run_head(head, IDS[1:], hidden, [23])
     check_rows(logits, GOLDEN["mtp_rows"])
     for chunks in ([1] * 23, [1, 7, 2, 13]):
@@ -171,8 +176,6 @@ def test_what_a_draft_head_is_given_decides_what_it_says(k3, native):
 
 
 def test_rows_that_are_not_given_are_asked_for(k3, native):
-    from tiercel.base.errors import ShapeError
-
     head = native(k3.head)
     head.admit(0, IDS, 24, SamplingParams(temperature=0.0), 0, ())
     head.set_pages(0, 0, [0, 1])
@@ -183,3 +186,50 @@ def test_rows_that_are_not_given_are_asked_for(k3, native):
             head.submit(plan, given)
     with pytest.raises(ShapeError, match="gives no rows out"):
         native(k3.plain).last_hidden(1)
+
+
+IGNORED = ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|down)_proj.*", "re:.*lm_head.*"]
+IGNORED += ["re:vision_tower.*", "re:mm_projector.*"]
+
+
+def released(folder, k3):
+    """K3 as it is released: text behind a prefix, experts in MXFP4, vision weights beside them; and all as floats."""
+    rng, tensors, floats = np.random.default_rng(4), {}, {}
+    for name, w in k3.weights.items():
+        own = f"language_model.{name}"
+        if ".experts." in name:
+            parts, floats[own] = files.mxfp4(rng, *w.shape)
+            tensors |= {f"{own.removesuffix('.weight')}.{suffix}": one for suffix, one in parts.items()}
+        else:
+            floats[own], tensors[own] = w, files.f32(w)
+    for name in ("vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"):
+        tensors[name] = files.f32(np.zeros((4, 4)))
+    words = files.compressed("mxfp4-pack-quantized", files.FLOAT4 | {"group_size": 32, "strategy": "group"})
+    text = GOLDEN["config"] | {"quantization_config": words | {"ignore": IGNORED}}
+    outer = {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": text}
+    outer |= {"vision_config": {"patch_size": 14}, "media_placeholder_token_id": 100}
+    return files.write(folder, outer, tensors), floats
+
+
+def test_experts_as_released_give_the_bits_of_their_dequantised_weights(k3, tmp_path):
+    folder, floats = released(tmp_path / "k3", k3)
+    with open_checkpoint(folder) as checkpoint:
+        model = build_model(checkpoint.config)
+        check_weights(model, checkpoint.tensors)
+        check_mtp_weights(model, checkpoint.tensors)
+        assert model.has_mtp(checkpoint.tensors)
+        experts = {t.format for name, t in checkpoint.tensors.items() if ".experts." in name}
+        assert experts == {Format.MXFP4}
+
+        def logits(tensors, **options):
+            compute = ComputeDtype.FLOAT32 if options else ComputeDtype.AUTO
+            programs = [model.record(tensors, compute_dtype=compute, keeps_hidden=True)]
+            programs.append(model.record_mtp(tensors, compute_dtype=compute))
+            target, head = (native_runner(program, tensors, **options) for program in programs)
+            first = native_logits(target, IDS, [24])
+            second, _ = run_head(head, IDS[1:], target.last_hidden(23), [23])
+            target.close()
+            head.close()
+            return np.concatenate([first, second])
+
+        assert same_bits(logits(checkpoint.tensors, expand_to_f32=True), logits(float_tensors(floats)))

@@ -4,7 +4,7 @@
 x += o_proj(attention(norm(x))); x += down(act(gate h) * up h), h = norm(x).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -179,11 +179,15 @@ class Decoder(Model):
         c = self.config
         shapes: dict[str, tuple[int, ...]] = {f"{self.prefix}.{self.embed_name}.weight": (c.vocab_size, c.hidden_size)}
         for i in range(c.n_layers):
-            shapes |= {f"{self.prefix}.layers.{i}.{name}": shape for name, shape in self.weights_of_layer(i).items()}
+            shapes |= {f"{self.layer_prefix(i)}.{name}": shape for name, shape in self.weights_of_layer(i).items()}
         shapes[f"{self.prefix}.{self.norm_name}.weight"] = (c.hidden_size,)
         if not c.is_tied:
             shapes[self.head_name] = (c.vocab_size, c.hidden_size)
         return shapes
+
+    def layer_prefix(self, i: int) -> str:
+        """Return what begins the names of layer i's weights; the layer past the last is a draft head's."""
+        return f"{self.prefix}.layers.{i}"
 
     def weights_of_layer(self, i: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of layer i's weights, for models whose layers differ; names follow `model.layers.i.`."""
@@ -226,14 +230,19 @@ class Decoder(Model):
         """Write one step in ops and return its logits, or what `head` makes of the last hidden states."""
         c = self.config
         x = rec.embed(f"{self.prefix}.{self.embed_name}.weight", scale=self.embed_scale(rec))
-        tables: dict[str, Value] = {}
-        for name in dict.fromkeys(n for n in c.layer_ropes if n is not None):
-            table = c.ropes[name].table(options.max_len_tokens)
-            tables[name] = rec.rope_table(name, table.inv_freq, magnitude=table.magnitude)
+        tables = self.rope_tables(rec, options, [name for name in c.layer_ropes if name is not None])
         for i in range(c.n_layers):
             x = self.layer(rec, options, i, x, tables)
         x = self.norm(rec, options, x, f"{self.prefix}.{self.norm_name}.weight")
         return self.head(rec, rec.keep_hidden(x) if rec.keeps_hidden else x)
+
+    def rope_tables(self, rec: Recorder, options: RecordOptions, names: Iterable[str]) -> dict[str, Value]:
+        """Write the rotary tables of these names, each once."""
+        tables: dict[str, Value] = {}
+        for name in dict.fromkeys(names):
+            table = self.config.ropes[name].table(options.max_len_tokens)
+            tables[name] = rec.rope_table(name, table.inv_freq, magnitude=table.magnitude)
+        return tables
 
     def head(self, rec: Recorder, x: Value) -> Value:
         """Write what follows the final norm."""
@@ -248,7 +257,7 @@ class Decoder(Model):
 
     def layer(self, rec: Recorder, options: RecordOptions, i: int, x: Value, tables: Mapping[str, Value]) -> Value:
         """Write layer i and return the residual stream after it, of the rows that it passes on."""
-        prefix = f"{self.prefix}.layers.{i}"
+        prefix = self.layer_prefix(i)
         kept = self.kept_rows(rec, i, x)
         h = self.norm(rec, options, x, f"{prefix}.input_layernorm.weight")
         x = rec.add(kept, self.attention(rec, options, i, h, tables))
@@ -264,7 +273,7 @@ class Decoder(Model):
 
     def attention(self, rec: Recorder, options: RecordOptions, i: int, h: Value, tables: Mapping[str, Value]) -> Value:
         """Write layer i's attention over its normalised input, for the rows that the layer passes on."""
-        c, prefix = self.config, f"{self.prefix}.layers.{i}.self_attn"
+        c, prefix = self.config, f"{self.layer_prefix(i)}.self_attn"
         q, k, v = (
             rec.linear(h, f"{prefix}.{p}_proj.weight", bias=f"{prefix}.{p}_proj.bias" if c.has_qkv_bias else None)
             for p in ("q", "k", "v")
@@ -291,7 +300,7 @@ class Decoder(Model):
 
     def mlp(self, rec: Recorder, i: int, h: Value) -> Value:
         """Write layer i's gated feed-forward over its normalised input."""
-        c, prefix = self.config, f"{self.prefix}.layers.{i}.mlp"
+        c, prefix = self.config, f"{self.layer_prefix(i)}.mlp"
 
         def project(x: Value, name: str) -> Value:
             return rec.linear(x, f"{prefix}.{name}.weight", bias=f"{prefix}.{name}.bias" if c.has_mlp_bias else None)

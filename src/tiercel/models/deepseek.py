@@ -22,8 +22,9 @@ from tiercel.models.decoder import (
 )
 from tiercel.models.fields import ConfigFields, Required
 from tiercel.models.info import ModelInfo
-from tiercel.models.model import RecordOptions
+from tiercel.models.model import Model, RecordOptions
 from tiercel.models.moe import MixtureConfig, read_experts
+from tiercel.models.mtp import DraftNames, draft_weights, record_draft
 from tiercel.models.rope import read_rope
 from tiercel.ops.program import KvLayer, Value
 from tiercel.ops.recorder import LatentSizes, Recorder
@@ -153,7 +154,7 @@ class DeepseekV3(Decoder):
         """Write layer i's feed-forward: dense, or a mixture and its shared experts."""
         if self.mixture is None or i < self.n_dense:
             return super().mlp(rec, i, h)
-        prefix = f"model.layers.{i}.mlp"
+        prefix = f"{self.layer_prefix(i)}.mlp"
         bias = f"{prefix}.gate.e_score_correction_bias" if self._has_correction else None
         y = self.mixture.record(rec, prefix, h, bias=bias)
         if not self.n_shared:
@@ -161,6 +162,19 @@ class DeepseekV3(Decoder):
         gate, up = (rec.linear(h, f"{prefix}.shared_experts.{name}_proj.weight") for name in ("gate", "up"))
         shared = rec.linear(rec.gated(gate, up, self.config.act), f"{prefix}.shared_experts.down_proj.weight")
         return rec.add(y, shared)
+
+    def mtp_weights(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the draft head's weights, but for copies of the embedding and the head."""
+        return {} if self.mixture is None else draft_weights(self, self._draft_names)
+
+    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
+        """Write the draft head."""
+        return record_draft(self, rec, options, self._draft_names, skips_first=True)
+
+    @property
+    def _draft_names(self) -> DraftNames:
+        names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+        return DraftNames(*(f"{self.layer_prefix(self.config.n_layers)}.{name}.weight" for name in names))
 
     def may_ignore(self, name: str) -> bool:
         """Tell whether a tensor may be left unread: besides a decoder's, layers past the last, which draft tokens."""
@@ -171,7 +185,7 @@ class DeepseekV3(Decoder):
     def attention(self, rec: Recorder, options: RecordOptions, i: int, h: Value, tables: Mapping[str, Value]) -> Value:
         """Write layer i's attention over its normalised input, for the rows that the layer passes on."""
         del options
-        c, prefix = self.config, f"model.layers.{i}.self_attn"
+        c, prefix = self.config, f"{self.layer_prefix(i)}.self_attn"
         q, latents = latent_projections(rec, c, prefix, h)
         y = latent_attention(rec, c, prefix, (self.kept_rows(rec, i, q), latents), layer=i, table=tables["rope"])
         return rec.linear(y, f"{prefix}.o_proj.weight", bias=f"{prefix}.o_proj.bias" if c.has_qkv_bias else None)
@@ -183,6 +197,14 @@ class DeepseekV2(DeepseekV3):
     _architecture: ClassVar[str] = "DeepseekV2ForCausalLM"
     _usual_n_dense: ClassVar[int] = 0
     _has_correction: ClassVar[bool] = False
+
+    def mtp_weights(self) -> dict[str, tuple[int, ...]]:
+        """Return no weights: there is no draft head."""
+        return {}
+
+    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
+        """Refuse: there is no draft head."""
+        return Model.forward_mtp(self, rec, options)
 
     @classmethod
     def _routing(cls, fields: ConfigFields) -> Routing:

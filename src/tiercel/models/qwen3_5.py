@@ -14,12 +14,16 @@ from tiercel.models.decoder import Decoder, DecoderConfig, default_scale, read_a
 from tiercel.models.fields import ConfigFields, Required
 from tiercel.models.info import ModelInfo
 from tiercel.models.model import RecordOptions
+from tiercel.models.mtp import DraftNames, draft_weights, record_draft
 from tiercel.models.rope import RopeParameters, parse_rope
 from tiercel.ops.program import StateLayer, Value
 from tiercel.ops.recorder import Recorder
 
 _GATES: Mapping[str, str] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 _KINDS = ("full_attention", "linear_attention")
+_DRAFT_NAMES = DraftNames(
+    *(f"mtp.{name}.weight" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Qwen3_5(Decoder):
     def weights_of_layer(self, i: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of layer i's weights."""
         c, shapes = self.config, self.layer_weights()
-        if self.layer_types[i] == "full_attention":
+        if not self._is_linear(i):
             return shapes | {"self_attn.q_proj.weight": (2 * c.n_heads * c.head_dim, c.hidden_size)}
         others = {name: shape for name, shape in shapes.items() if not name.startswith("self_attn.")}
         return others | {f"linear_attn.{part}": shape for part, shape in self.linear_weights().items()}
@@ -105,15 +109,31 @@ class Qwen3_5(Decoder):
             "out_proj.weight": (hidden, n.value_width),
         }
 
+    def _is_linear(self, i: int) -> bool:
+        """Tell what layer i is; the one past the last, which drafts, is full."""
+        return i < len(self.layer_types) and self.layer_types[i] == "linear_attention"
+
+    def layer_prefix(self, i: int) -> str:
+        """Return what begins the names of layer i's weights; the layer past the last is the draft head's."""
+        return super().layer_prefix(i) if i < self.config.n_layers else "mtp.layers.0"
+
+    def mtp_weights(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the draft head's weights."""
+        return draft_weights(self, _DRAFT_NAMES)
+
+    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
+        """Write the draft head."""
+        return record_draft(self, rec, options, _DRAFT_NAMES, skips_first=False)
+
     def may_ignore(self, name: str) -> bool:
-        """Tell whether a tensor may be left unread: the draft head's are not used yet."""
+        """Tell whether a tensor may be left unread: the draft head's, which is a program of its own."""
         return super().may_ignore(name) or name.startswith("mtp.")
 
     def attention(self, rec: Recorder, options: RecordOptions, i: int, h: Value, tables: Mapping[str, Value]) -> Value:
         """Write layer i's mixer: gated attention, or a gated delta net."""
-        if self.layer_types[i] == "linear_attention":
+        if self._is_linear(i):
             return self._delta_net(rec, i, h)
-        c, prefix = self.config, f"{self.prefix}.layers.{i}.self_attn"
+        c, prefix = self.config, f"{self.layer_prefix(i)}.self_attn"
         q = rec.linear(h, f"{prefix}.q_proj.weight", rows=(2 * c.head_dim, 0, c.head_dim))
         k = rec.linear(h, f"{prefix}.k_proj.weight")
         v = rec.linear(h, f"{prefix}.v_proj.weight")
@@ -142,7 +162,7 @@ class Qwen3_5(Decoder):
         return [qkv], z, a, b
 
     def _delta_net(self, rec: Recorder, i: int, h: Value) -> Value:
-        n, prefix = self.linear, f"{self.prefix}.layers.{i}.linear_attn"
+        n, prefix = self.linear, f"{self.layer_prefix(i)}.linear_attn"
         parts, z, a, b = self.projections(rec, prefix, h)
         mixed = rec.short_conv(parts, [f"{prefix}.conv1d.weight"], layer=i, act="silu")
         y = rec.delta_rule(
@@ -213,8 +233,9 @@ def read_qwen3_5(
     fields.only("mlp_bias", False, why="Qwen3.5 has no biases in its feed-forward")
     fields.only("mamba_ssm_dtype", "float32", why="the recurrent state is float32")
     fields.only("hidden_act", "silu", "swish", why="the convolution and the feed-forward are made for it")
-    for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "max_window_layers"):
-        fields.raw(name)  # of the draft head, whose weights are not read
+    for name in ("mtp_num_hidden_layers", "max_window_layers"):
+        fields.raw(name)  # a draft head is where its weights are
+    fields.only("mtp_use_dedicated_embeddings", False, why="the draft head shares the model's embedding")
     sizes = read_sizes(fields, default_head_dim=256, default_intermediate=default_intermediate)
     rope = _read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position)
     kinds = _read_layer_types(fields, sizes.n_layers)

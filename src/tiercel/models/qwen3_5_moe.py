@@ -77,7 +77,7 @@ class Qwen3_5Moe(Qwen3_5):
         """Write layer i's mixture and its shared expert, or its dense feed-forward."""
         if i in self.dense_layers:
             return super().mlp(rec, i, h)
-        prefix = f"{self.prefix}.layers.{i}.mlp"
+        prefix = f"{self.layer_prefix(i)}.mlp"
         gate, up = (rec.linear(h, f"{prefix}.shared_expert.{part}_proj.weight") for part in ("gate", "up"))
         shared = rec.linear(rec.gated(gate, up, self.config.act), f"{prefix}.shared_expert.down_proj.weight")
         weight = rec.linear(h, f"{prefix}.shared_expert_gate.weight")

@@ -630,7 +630,9 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
     n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
     per_column = {"norm": 4, "gated": 5, "quantize": 3, "rope_kv": 3, "softcap": 4, "add": 1, "embed": 1}
     per_column |= {"embed_rows": 1, "layer_norm": 6, "activate": 8}
-    return Cost(per_column.get(op.kind, 0) * m * writes(op).width, n_bytes)
+    n_passes = len(op.sources) if isinstance(op, ResidualMix) else 1
+    per_column |= {"residual_mix": 6}
+    return Cost(per_column.get(op.kind, 0) * n_passes * m * writes(op).width, n_bytes)
 
 
 def _row_bytes(buffer: Buffer) -> int:

@@ -103,3 +103,20 @@ def test_arithmetic_that_is_not_there_is_refused_by_its_field(architecture, more
 def test_numbers_that_do_not_fit_are_refused_by_their_field(more, message):
     with pytest.raises(ModelFileError, match=message):
         build_model(config(**more))
+
+
+def test_the_draft_head_is_the_layer_past_the_last_and_shares_the_embedding():
+    shapes = build_model(config(num_nextn_predict_layers=1)).mtp_weights()
+    assert all(name.startswith("model.layers.2.") for name in shapes)
+    assert shapes["model.layers.2.eh_proj.weight"] == (64, 128)
+    assert shapes["model.layers.2.mlp.gate.weight"] == (8, 64)
+    assert shapes["model.layers.2.self_attn.kv_b_proj.weight"] == (128, 32)
+    assert not any("embed_tokens" in name or "shared_head.head" in name for name in shapes)
+
+
+def test_v2_has_no_draft_head():
+    model = build_model(config(V2, topk_method="greedy"))
+    assert model.mtp_weights() == {}
+    assert not model.has_mtp(["model.layers.2.eh_proj.weight"])
+    with pytest.raises(UnsupportedModel, match="DeepseekV2ForCausalLM has no draft head"):
+        model.record_mtp({})

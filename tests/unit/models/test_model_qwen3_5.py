@@ -221,3 +221,21 @@ def test_rows_that_do_not_divide_a_projection_are_refused():
     rec = Recorder("t", {"x": (16, 8), "w": (30, 8)}, {"x": Format.F32, "w": Format.F32}, ComputeDtype.AUTO)
     with pytest.raises(ModelFileError, match=r"tensor w has shape \[30, 8\]; a multiple of 8 rows"):
         rec.linear(rec.embed("x"), "w", rows=(8, 0, 4))
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"])
+def test_the_draft_head_is_a_full_layer_whatever_the_last_is(architecture):
+    kinds = ["full_attention"] + ["linear_attention"] * 3
+    model = model_of(architecture, **(MOE if architecture != "Qwen3_5ForCausalLM" else {}), layer_types=kinds)
+    shapes = model.mtp_weights()
+    assert shapes["mtp.fc.weight"] == (64, 128)
+    assert shapes["mtp.layers.0.self_attn.q_proj.weight"] == (256, 64)
+    assert not any("linear_attn" in name for name in shapes)
+    assert ("mtp.layers.0.mlp.gate.weight" in shapes) is (architecture != "Qwen3_5ForCausalLM")
+    tensors = tensors_of(model) | {n: SimpleNamespace(shape=s, format=Format.F32) for n, s in shapes.items()}
+    assert model.record_mtp(tensors).kv_layers == (KvLayer(4, 2, 32, 0),)
+
+
+def test_a_draft_head_with_an_embedding_of_its_own_is_refused_by_name():
+    with pytest.raises(UnsupportedModel, match="mtp_use_dedicated_embeddings"):
+        model_of(mtp_use_dedicated_embeddings=True)
