@@ -520,6 +520,21 @@ void bind_runner(nb::module_& m) {
           [](BoundRunner& b, int64_t slot, int64_t snapshot) { b.live().load_state(b.check_slot(slot), b.check_snapshot(snapshot)); },
           "slot"_a, "snapshot"_a, "Copies a place to the slot's recurrent state, after the steps submitted so far and before later ones.")
       .def(
+          "read_snapshot",
+          [](BoundRunner& b, int64_t snapshot) {
+            const auto bytes = b.live().snapshot(b.check_snapshot(snapshot), false);
+            return nb::bytes(bytes.data(), bytes.size());
+          },
+          "snapshot"_a, "A copy of a place's bytes, once what was saved there so far is there.")
+      .def(
+          "write_snapshot",
+          [](BoundRunner& b, int64_t snapshot, const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& data) {
+            const auto bytes = b.live().snapshot(b.check_snapshot(snapshot), true);
+            if (data.size() != bytes.size()) throw nb::value_error("write_snapshot: needs the bytes of one state");
+            std::memcpy(bytes.data(), data.data(), bytes.size());
+          },
+          "snapshot"_a, "data"_a, "Fills a place, once all copies that name it are made.")
+      .def(
           "submit",
           [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,
              const Bools& scores, int32_t n_top, const std::optional<Bools>& masked, const std::optional<FloatRows>& given,

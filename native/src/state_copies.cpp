@@ -9,14 +9,20 @@ StateCopies::StateCopies(uint8_t* slots, int64_t state_bytes, int64_t n_snapshot
     : slots_(slots), state_bytes_(state_bytes), n_snapshots_(n_snapshots), places_(std::make_unique<Region>(state_bytes * n_snapshots)) {}
 
 StateCopy StateCopies::take_due() {
-  const StateCopy copy = asked_.front();
+  running_ = asked_.front();
+  is_running_ = true;
   asked_.pop_front();
-  return copy;
+  return running_;
+}
+
+bool StateCopies::is_open(int32_t snapshot, bool is_read) const {
+  const auto concerns = [&](const StateCopy& copy) { return copy.snapshot == snapshot && (copy.is_save || is_read); };
+  return (is_running_ && concerns(running_)) || std::any_of(asked_.begin(), asked_.end(), concerns);
 }
 
 void StateCopies::run(const StateCopy& copy, Team& team) const {
   uint8_t* state = slots_ + copy.slot * state_bytes_;
-  uint8_t* place = places_->data() + copy.snapshot * state_bytes_;
+  uint8_t* place = this->place(copy.snapshot);
   struct Job {
     uint8_t* to;
     const uint8_t* from;

@@ -61,6 +61,12 @@ void StepRunner::ask_copy(int32_t slot, int32_t snapshot, bool is_save) {
   queued_.notify_all();
 }
 
+std::span<uint8_t> StepRunner::snapshot(int32_t snapshot, bool is_write) {
+  std::unique_lock lock(mutex_);
+  copied_.wait(lock, [&] { return !copies_.is_open(snapshot, is_write); });
+  return {copies_.place(snapshot), static_cast<size_t>(copies_.state_bytes())};
+}
+
 const char* StepRunner::submit(const StepRequest& request) {
   if (n_submitted_ == kDepth) return "as many steps as may be are submitted already";
   int64_t n_tokens = 0, n_rows = 0, n_foretold = 0;
@@ -190,6 +196,11 @@ void StepRunner::serve() {
     }
     if (copy) {
       copies_.run(*copy, team_);
+      {
+        std::lock_guard lock(mutex_);
+        copies_.ended();
+      }
+      copied_.notify_all();
       continue;
     }
     run(*work);

@@ -30,7 +30,13 @@ class StateCopies {
   void ask(StateCopy copy) { asked_.push_back(copy); }
   // Whether the next copy comes before the step that follows the first `n_steps_done`.
   bool is_due(int64_t n_steps_done) const { return !asked_.empty() && asked_.front().n_steps_first <= n_steps_done; }
+  // The copy that is due, which is under way until `ended`.
   StateCopy take_due();
+  void ended() { is_running_ = false; }
+  // Whether a copy to this place is still to be made, or with `is_read` one from it too.
+  bool is_open(int32_t snapshot, bool is_read) const;
+  uint8_t* place(int32_t snapshot) const { return places_->data() + snapshot * state_bytes_; }
+  int64_t state_bytes() const { return state_bytes_; }
   void run(const StateCopy& copy, Team& team) const;
 
  private:
@@ -38,6 +44,8 @@ class StateCopies {
   int64_t state_bytes_, n_snapshots_;
   std::unique_ptr<Region> places_; // [n_snapshots][state_bytes]; memory comes as places are written
   std::deque<StateCopy> asked_;
+  StateCopy running_{};
+  bool is_running_ = false;
 };
 
 } // namespace tiercel

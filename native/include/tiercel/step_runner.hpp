@@ -79,6 +79,10 @@ class StepRunner {
   void save_state(int32_t slot, int32_t snapshot) { ask_copy(slot, snapshot, true); }
   void load_state(int32_t slot, int32_t snapshot) { ask_copy(slot, snapshot, false); }
 
+  // A place's bytes, once no copy to it (or from it, for `is_write`) is left to be made. REQUIRES: the steps before such copies can end
+  // without the caller. Nobody else touches the place until a copy that names it is asked for.
+  std::span<uint8_t> snapshot(int32_t snapshot, bool is_write);
+
   // Returns nullptr when the step was queued, else why it does not fit the limits (and nothing changed).
   const char* submit(const StepRequest& request);
   // Gives a submitted step its masks, uint32 [masked sequences, mask_words(V)] in their order. Once a step that has some, or it never ends.
@@ -143,7 +147,7 @@ class StepRunner {
 
   // Guarded by mutex_.
   std::mutex mutex_;
-  std::condition_variable queued_, done_; // for the runner's thread, and for the caller
+  std::condition_variable queued_, done_, copied_; // for the runner's thread, and for the caller
   std::array<Work, kDepth> works_;
   StateCopies copies_;
   int64_t n_submitted_ = 0; // submitted and not collected; written by the caller thread

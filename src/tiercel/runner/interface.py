@@ -141,6 +141,27 @@ class Runner(Protocol):
         """
         ...
 
+    @property
+    def state_group(self) -> "ObjectGroup | None":
+        """What the bytes of a saved state mean; None: the model has no state."""
+        ...
+
+    def read_states(self, snapshot_idxs: Sequence[int]) -> "list[Bytes]":
+        """Copy what was saved in places. The same tokens leave the same bytes, whoever computed them.
+
+        Requires: the step behind which each was saved was collected.
+        """
+        ...
+
+    def write_states(self, snapshot_idxs: Sequence[int], n_tokens: Sequence[int], data: "Sequence[Bytes]") -> None:
+        """Fill places with what `read_states` gave, perhaps in another process; each state stands after `n_tokens`.
+
+        Requires: a step that was submitted after the last `save_state` and `load_state` of each was collected, or the
+        step before it was.
+        Raises: ShapeError, and nothing is written, when a length is not a state's or a place is none.
+        """
+        ...
+
     def close(self) -> None:
         """Stop the threads and give back memory. Idempotent."""
         ...

@@ -265,6 +265,28 @@ class NativeRunner:
         for page_id, one in zip(page_ids, data, strict=True):
             self.kv.write(page_id, memoryview(one).cast("B"))
 
+    @property
+    def state_group(self) -> "ObjectGroup | None":
+        """See `Runner.state_group`."""
+        from tiercel.runner.pages import state_group
+
+        return state_group(self.program.state_layers)
+
+    def read_states(self, snapshot_idxs: Sequence[int]) -> "list[Bytes]":
+        """See `Runner.read_states`."""
+        return [self._runner.read_snapshot(i) for i in snapshot_idxs]
+
+    def write_states(self, snapshot_idxs: Sequence[int], n_tokens: Sequence[int], data: "Sequence[Bytes]") -> None:
+        """See `Runner.write_states`."""
+        from tiercel.runner.pages import check_pages
+
+        check_pages(snapshot_idxs, data, self._limits.state_bytes, of="states")
+        for i in snapshot_idxs:
+            self._check_place(i)
+        for i, n, one in zip(snapshot_idxs, n_tokens, data, strict=True):
+            self._runner.write_snapshot(i, memoryview(one).cast("B"))
+            self._saved_at[i] = n
+
     def last_logits(self, n_rows: int) -> "np.ndarray":
         """Return the last step's logits, float32 [n_rows, V], as the sampler left them. No step may be running."""
         return self._runner.last_logits(n_rows)

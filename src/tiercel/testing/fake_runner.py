@@ -214,6 +214,26 @@ class FakeRunner:
             self.values[page_id] = np.frombuffer(one, np.uint64, size)
             self._positions[page_id] = np.frombuffer(one, np.int32, size, 8 * size)
 
+    @property
+    def state_group(self) -> ObjectGroup | None:
+        """Values."""
+        n_bytes = self._states.state_bytes
+        return (
+            ObjectGroup("state", "fake", "none", ("byte",), (n_bytes,), n_bytes) if self._limits.state_bytes else None
+        )
+
+    def read_states(self, snapshot_idxs: Sequence[int]) -> list[Bytes]:
+        """Copy what was saved, which is made now if its step has run."""
+        self._states.copy_before(self.n_steps_run)
+        return [self._states.read(i) for i in snapshot_idxs]
+
+    def write_states(self, snapshot_idxs: Sequence[int], n_tokens: Sequence[int], data: Sequence[Bytes]) -> None:
+        """Fill places."""
+        check_pages(snapshot_idxs, data, self._states.state_bytes, of="states")
+        self._states.copy_before(self.n_steps_run)
+        for i, n, one in zip(snapshot_idxs, n_tokens, data, strict=True):
+            self._states.write(i, n, bytes(one))
+
     def _pages_named(self, positions: Callable[[int, int], tuple[int, int]]) -> set[int]:
         """Give the pages of each waiting sequence that hold a range of positions, told its start and end."""
         size, found = self._limits.page_size_tokens, set()

@@ -6,7 +6,7 @@ Copies are made as late as the contract allows: right before the next step runs.
 
 from collections import deque
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from tiercel.base.errors import ShapeError
@@ -15,23 +15,22 @@ from tiercel.protocol.step import RunnerLimits
 
 @dataclass(slots=True)
 class FakeState:
-    """What one slot, or one place, holds."""
+    """What one slot, or one place, holds: the values that its sequence went through."""
 
     n_tokens: int = 0
-    history: "blake2b" = field(default_factory=lambda: blake2b(digest_size=8))
+    values: bytes = b""
     has_nan: bool = False
+
+    @property
+    def history(self) -> "blake2b":
+        """A digest of the values, which can be gone on with."""
+        return blake2b(self.values, digest_size=8)
 
     def add(self, value: bytes, *, is_nan: bool) -> None:
         """Go on by a token."""
-        self.history.update(value)
+        self.values += value
         self.n_tokens += 1
         self.has_nan |= is_nan
-
-    def copied(self) -> "FakeState":
-        """Give another of the same content."""
-        other = copy(self)
-        other.history = self.history.copy()
-        return other
 
 
 class FakeStates:
@@ -42,6 +41,7 @@ class FakeStates:
         self._slots = [FakeState(-1) for _ in range(limits.n_slots)]
         self._places: list[FakeState | None] = [None] * limits.n_snapshots
         self._is_written = [False] * limits.n_snapshots  # or will be, once the copies that wait are made
+        self.state_bytes = 8 * limits.max_len_tokens + 1
         self._asked: deque[tuple[int, int, int, bool]] = deque()
 
     def ask_copy(self, n_steps_before: int, slot: int, place: int, *, is_save: bool) -> None:
@@ -56,11 +56,11 @@ class FakeStates:
         while self._asked and self._asked[0][0] <= n_steps_run:
             _, slot, place, is_save = self._asked.popleft()
             if is_save:
-                self._places[place] = self._slots[slot].copied()
+                self._places[place] = copy(self._slots[slot])
                 continue
             saved = self._places[place]
             assert saved is not None, f"fake: place {place} is loaded before it is saved"
-            self._slots[slot] = saved.copied()
+            self._slots[slot] = copy(saved)
 
     def saved(self, place: int, n_steps_run: int) -> FakeState:
         """Give what a place holds after that many steps."""
@@ -68,6 +68,21 @@ class FakeStates:
         saved = self._places[place]
         assert saved is not None, f"fake: nothing was saved in place {place}"
         return saved
+
+    def read(self, place: int) -> bytes:
+        """Give a place's bytes."""
+        assert all(not (named == place and is_save) for _, _, named, is_save in self._asked), "fake: still to be saved"
+        saved = self._places[place]
+        assert saved is not None, f"fake: nothing was saved in place {place}"
+        return saved.values.ljust(self.state_bytes - 1, b"\0") + bytes([bool(saved.has_nan)])
+
+    def write(self, place: int, n_tokens: int, data: bytes) -> None:
+        """Fill a place with what `read` gave."""
+        if not 0 <= place < len(self._places):
+            raise ShapeError(f"fake: place {place}; there are {len(self._places)}; choose one of them")
+        assert all(named != place for _, _, named, _ in self._asked), f"fake: place {place} is still to be copied"
+        self._places[place] = FakeState(n_tokens, data[: 8 * n_tokens], bool(data[-1]))
+        self._is_written[place] = True
 
     def begin(self, slot: int, start: int) -> FakeState:
         """Give the slot's state for a step that begins at `start`: a fresh one at 0."""

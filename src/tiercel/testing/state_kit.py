@@ -36,22 +36,66 @@ class StatefulRunnerContract(RunnerContract):
         runner.close()
 
     def test_pages_carried_to_another_runner_give_the_tokens_of_computing_them(self) -> None:
-        """A page does not hold the state behind it, so all is computed again; and finds the same bytes."""
+        """With the state behind them: as a tier does, while other steps are under way."""
         prompt, size = self._prompt()
-        first, runner = self.make_runner(), self.make_runner()
-        if first.page_group is None:
-            return
-        pages = []
-        for one in (first, runner):
-            driver = Driver(one)
-            driver.admit(0, prompt, len(prompt) + 1)
-            if pages:
-                one.write_pages(driver.page_ids[0][:1], pages)
-                assert one.read_pages(driver.page_ids[0][:1]) == pages
-            driver.step((0, 0, size))
-            pages += one.read_pages(driver.page_ids[0][:1])
-            one.close()
-        assert pages[0] == pages[1]
+        want, want_other = self._alone(prompt, 2), self._alone(OTHER, 1)
+        first = self.make_runner()
+        driver = Driver(first)
+        driver.admit(0, prompt, len(prompt) + 2)
+        driver.step((0, 0, size))
+        first.save_state(0, 1)
+        states = first.read_states([1])
+        group = first.state_group
+        assert group is not None
+        assert memoryview(states[0]).nbytes == group.object_bytes
+        pages = first.read_pages(driver.page_ids[0][:1]) if first.page_group else []
+        first.close()
+
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(1, OTHER, 8)
+        driver.admit(0, prompt, len(prompt) + 2)
+        driver.submit((1, 0, len(OTHER)), samples=[1])
+        if pages:
+            runner.write_pages(driver.page_ids[0][:1], pages)
+        runner.write_states([0], [size], states)
+        runner.load_state(0, 0)
+        driver.submit((0, size, 3), samples=[0])
+        assert runner.collect().row_token.tolist() == want_other
+        assert runner.collect().row_token.tolist() == want[:1]
+        assert driver.step((0, len(prompt), 1), samples=[0]).row_token.tolist() == want[1:]
+        assert runner.read_states([0]) == states
+        runner.close()
+
+    def test_the_state_of_the_same_tokens_has_the_same_bytes_however_they_were_computed(self) -> None:
+        """In one step, in several, beside another sequence, in another slot."""
+        prompt, size = self._prompt()
+        found = []
+        for slot, cuts in ((0, [size]), (2, [1, size - 1]), (1, [1] * size)):
+            runner = self.make_runner()
+            driver = Driver(runner)
+            driver.admit(slot, prompt, len(prompt))
+            start = 0
+            for n in cuts:
+                driver.step((slot, start, n))
+                start += n
+            runner.save_state(slot, 0)
+            found += runner.read_states([0])
+            runner.close()
+        assert found[0] == found[1] == found[2]
+
+    def test_a_state_of_another_length_is_refused(self) -> None:
+        """And nothing is written."""
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, PROMPT, 16)
+        driver.step((0, 0, 4))
+        runner.save_state(0, 0)
+        (state,) = runner.read_states([0])
+        for wrong in ([], [state[:-1]], [state, state]):
+            self._assert_refused(lambda wrong=wrong: runner.write_states([0], [4], wrong))  # type: ignore[misc]
+        assert runner.read_states([0]) == [state]
+        runner.close()
 
     def test_a_saved_state_outlives_its_slot(self) -> None:
         """The slot goes on, ends, and is another sequence's."""
