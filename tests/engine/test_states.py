@@ -10,7 +10,13 @@ SIZE = 4
 
 
 def make_bench(*, spacing=1000, n_snapshots=12, runner=None, limits=None, **config):
-    sizes = {"state_bytes": 100, "n_snapshots": n_snapshots, "snapshot_spacing_tokens": spacing, "n_pages": 80}
+    sizes = {
+        "takes_drafts": False,
+        "state_bytes": 100,
+        "n_snapshots": n_snapshots,
+        "snapshot_spacing_tokens": spacing,
+        "n_pages": 80,
+    }
     sizes |= {"max_len_tokens": 160, "n_slots": 4} | (limits or {})
     return Bench(runner=FakeRunner(make_limits(**sizes), **(runner or {})), max_num_batched_tokens=32, **config)
 

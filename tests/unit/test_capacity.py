@@ -1,7 +1,9 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tiercel.base.errors import ConfigError, OutOfPages
-from tiercel.runner.capacity import pages_for, plan
+from tiercel.runner.capacity import divide, pages_for, plan, snapshot_spacing
 
 MIB = 1 << 20
 
@@ -89,3 +91,89 @@ def test_the_line_at_start_names_pages_tokens_and_requests():
 
 def test_pages_for_rounds_up():
     assert [pages_for(n, 16) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
+# Recurrent states.
+
+STATE = {"state_bytes": 4 * MIB, "keeps_states": True}
+
+
+def used_bytes(found):
+    return found.n_pages * found.page_bytes + found.n_snapshots * found.state_bytes
+
+
+def test_states_are_kept_where_a_prompts_pages_take_as_many_bytes():
+    assert snapshot_spacing(4 * MIB, 1024, 16) == 4096
+    assert snapshot_spacing(4 * MIB + 1, 1024, 16) == 4112
+
+
+def test_states_are_not_kept_more_often_than_a_step_or_than_1024_tokens_without_pages():
+    assert snapshot_spacing(4096, 1024, 16) == 512
+    assert snapshot_spacing(4096, 0, 48) == 1056
+
+
+def test_plenty_of_memory_keeps_all_states_that_there_is_a_use_for():
+    found = capacity(**STATE, model_len_tokens=8192)
+    assert (found.n_pages, found.snapshot_spacing_tokens) == (4 * 512, 4096)
+    assert found.n_snapshots == 4 * (2 + 4)
+
+
+def test_pages_and_snapshots_share_what_the_pool_may_take():
+    found = capacity(**STATE, model_len_tokens=8192, pool_bytes=48 * MIB, max_num_seqs=8)
+    # 8 MiB of pages come first; of the 40 that are left, each 4 MiB of pages bring a state of 4 MiB, and 8 at least.
+    assert found.n_snapshots == 8
+    assert found.n_pages == 16 * MIB // (16 * 1024)
+    assert used_bytes(found) == 48 * MIB
+
+
+def test_one_full_sequence_comes_before_any_snapshot():
+    found = capacity(**STATE, max_model_len=2048, pool_bytes=3 * MIB)
+    assert (found.n_pages, found.n_snapshots) == (192, 0)
+    assert "prefix caching is off, as no states are kept" in found.describe()
+
+
+def test_a_default_length_gives_way_to_a_few_snapshots():
+    found = capacity(state_bytes=MIB // 8, keeps_states=True, model_len_tokens=1 << 20, pool_bytes=16 * MIB)
+    assert found.n_snapshots == 8
+    assert found.max_len_tokens == found.n_pages * 16 == 15 * 1024
+
+
+def test_without_prefix_caching_all_is_for_pages():
+    found = capacity(state_bytes=4 * MIB, model_len_tokens=8192, pool_bytes=24 * MIB)
+    assert (found.n_pages, found.n_snapshots) == (1536, 0)
+
+
+def test_a_model_without_keys_and_values_gives_its_budget_to_states():
+    found = capacity(**STATE, kv_token_bytes=0, pool_bytes=30 * MIB)
+    assert (found.page_bytes, found.n_snapshots) == (0, 7)
+    assert found.n_pages == 4 * 128
+
+
+def test_the_line_at_start_names_snapshots_and_their_spacing():
+    line = capacity(**STATE, model_len_tokens=8192, max_num_seqs=2).describe()
+    assert "recurrent state: 4.00 MiB a sequence, 8 MiB for 2; 12 snapshots of it (48 MiB)" in line
+    assert "in prompts every 4,096 tokens" in line
+
+
+def test_snapshots_larger_than_memory_are_refused_with_both_sizes():
+    with pytest.raises(OutOfPages, match=r"pages of .* and .* snapshots of 4\.00 MiB"):
+        capacity(**STATE, model_len_tokens=8192, pool_bytes=1 << 40, available_bytes=60 * MIB)
+
+
+@given(
+    st.integers(0, 1 << 30),
+    st.sampled_from([0, 1 << 10, 1 << 16]),
+    st.integers(1, 1 << 22),
+    st.integers(1, 500),
+    st.integers(1, 64),
+    st.integers(1, 200),
+)
+def test_what_is_divided_is_never_more_than_there_is(budget, page_bytes, state_bytes, n_first, n_spacing, n_wanted):
+    n_pages, n_snapshots = divide(
+        budget, page_bytes, state_bytes, pages=(n_first, 4 * n_first), spacing_pages=n_spacing, n_wanted=n_wanted
+    )
+    assert n_pages * page_bytes + n_snapshots * state_bytes <= budget
+    assert 0 <= n_snapshots <= n_wanted
+    assert n_pages <= 4 * n_first
+    if page_bytes:
+        assert n_pages >= min(n_first, budget // page_bytes)
