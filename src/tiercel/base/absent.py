@@ -80,7 +80,9 @@ _EXPERTS: Final = "mixture-of-experts models are not there yet"
 _SPECULATION: Final = "speculative decoding is not there yet"
 _TIERS: Final = "kv_tiers names the tiers of cached keys and values"
 _POOLING: Final = "how a model pools follows from its files"
-_STATE: Final = "models with a recurrent state are not there yet"
+_STATE: Final = (
+    "recurrent states are float32, with one form of kernel, and kept by the pages' keys where it is worth it"
+)
 _LOADING: Final = "how a model is read follows from its files"
 _CODE: Final = "refused: no code of a model repository or of a plugin is run"
 _STATS: Final = "these metrics are not there"
@@ -260,7 +262,7 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "mamba_cache_dtype": (("auto",), False),
         "mamba_ssm_cache_dtype": (("auto",), False),
         "mamba_block_size": ((), False),
-        "mamba_cache_mode": (("none",), False),
+        "mamba_cache_mode": (("align",), False),
         "mamba_backend": (("triton",), False),
         "mamba_ssu_algorithm": (("auto",), False),
         "enable_mamba_cache_stochastic_rounding": ((False,), True),
