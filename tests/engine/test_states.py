@@ -189,6 +189,18 @@ def test_a_salt_keeps_states_apart():
     assert ask(bench, "c", words(30), salt="x")[0] == 28
 
 
+def test_a_pinned_prompts_state_outlives_others_until_its_time_is_over():
+    bench = make_bench(n_snapshots=2)
+    ask(bench, "pinned", words(10), cache_hint={"pin": True, "ttl_s": 1000})
+    for i in range(3):
+        ask(bench, f"other{i}", words(60, i + 1))
+    assert kept(bench) == [8, 56]
+    bench.clock.advance(1001)
+    for i in range(3):
+        ask(bench, f"more{i}", words(60, i + 4))
+    assert kept(bench) == [56, 56]
+
+
 # What may go wrong.
 
 

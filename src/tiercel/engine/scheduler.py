@@ -182,6 +182,8 @@ class Scheduler:
         step = PlannedStep(self._planned_id + 1)
         self.n_loading = 0
         self.pins.expire(now_s)
+        if self.states is not None:
+            self.states.expire(now_s)
         has_preempted = self._make_room(step)
         prefilling = self._plan_decodes(step)
         n_left = self._budget_tokens - len(step.sequences)
@@ -510,7 +512,10 @@ class Scheduler:
         if hint is None or not hint.pin or not self._is_caching or sequence.first_scheduled_s is None:
             return
         ttl_s = DEFAULT_TTL_S if hint.ttl_s is None else hint.ttl_s
-        self.pins.hold(sequence.page_ids[: sequence.n_prompt // self._page_size], sequence.first_scheduled_s + ttl_s)
+        until_s = sequence.first_scheduled_s + ttl_s
+        self.pins.hold(sequence.page_ids[: sequence.n_prompt // self._page_size], until_s)
+        if self.states is not None:
+            self.states.hold(sequence, until_s)
 
     def _room_of(self, sequence: Sequence) -> int:
         return len(sequence.page_ids) * self._page_size if self._has_pages else _NEVER

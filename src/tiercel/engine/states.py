@@ -15,6 +15,7 @@ A state may be found once its step has ended well and its tokens are known (`col
 could use it waits, as it does for one that a running sequence still has before it (`is_awaited`).
 """
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -58,6 +59,7 @@ class StateKeeper:
         self._has_kv = limits.has_kv
         self._coming: dict[Stop, None] = {}  # before running sequences
         self._epoch = 0  # of `reset`
+        self._held: list[tuple[float, Snapshot]] = []  # until when
 
     def longest(self, keys: list[PageKey], n_pages: int) -> Snapshot | None:
         """Find the state of the longest prefix whose `n_pages` pages are there as well, or need not be."""
@@ -165,8 +167,23 @@ class StateKeeper:
         while sequence.stops:
             self._pop_stop(sequence)
 
+    def hold(self, sequence: Sequence, until_s: float) -> None:
+        """Keep the state of a sequence's prompt for a while, as `engine.pins` does its pages."""
+        keys = sequence.page_keys.extend(sequence.token_ids)[: sequence.n_prompt // self._page_size]
+        n_pages = self.reach(keys)
+        found = self.store.find(keys[n_pages - 1]) if n_pages else None
+        if found is not None and self.store.hold(found):
+            self._held.append((until_s, found))
+
+    def expire(self, now_s: float) -> None:
+        """Let go of what was to be kept until now."""
+        for held in [held for held in self._held if held[0] <= now_s]:
+            self._held.remove(held)
+            self.store.let_go(held[1])
+
     def reset(self) -> None:
         """Make all states unfindable, and those that steps under way will save."""
+        self.expire(math.inf)
         self.store.reset()
         self._epoch += 1
 

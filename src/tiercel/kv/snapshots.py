@@ -53,6 +53,7 @@ class Snapshot(Struct, eq=False):
     children: "dict[Snapshot, None]" = field(default_factory=dict)
     n_uses: int = 0
     n_pins: int = 0
+    n_holds: int = 0
     used_at: int = 0
 
 
@@ -182,6 +183,18 @@ class SnapshotStore:
             del self._forgotten[snapshot]
             self._free.append(snapshot.place_idx)
 
+    def hold(self, snapshot: Snapshot) -> bool:
+        """Keep one from giving way until `let_go`; False where half of the places are held already."""
+        if 2 * sum(s.n_holds > 0 for s in self._kept.values()) >= self.n_places and not snapshot.n_holds:
+            return False
+        snapshot.n_holds += 1
+        return True
+
+    def let_go(self, snapshot: Snapshot) -> None:
+        """Take back a `hold`. What was forgotten meanwhile is gone all the same."""
+        assert snapshot.n_holds > 0, "kv.snapshots: let go of more often than held"
+        snapshot.n_holds -= 1
+
     def drop(self, snapshot: Snapshot) -> None:
         """Stop keeping one that nobody has pinned."""
         assert snapshot.n_pins == 0, "kv.snapshots: somebody reads it"
@@ -205,8 +218,9 @@ class SnapshotStore:
             self.forget(key)
 
     def is_superseded(self, snapshot: Snapshot) -> bool:
-        """Whether it is kept, was never found, nobody reads it, and it leads to one other kept state at most."""
-        return snapshot.key is not None and not snapshot.n_uses and not snapshot.n_pins and len(snapshot.children) <= 1
+        """Whether it is kept, was never found, nobody wants it, and it leads to one other kept state at most."""
+        is_wanted = snapshot.n_uses or snapshot.n_pins or snapshot.n_holds
+        return snapshot.key is not None and not is_wanted and len(snapshot.children) <= 1
 
     def check(self) -> None:
         """Raise AssertionError when an invariant of the module's docstring does not hold."""
@@ -249,7 +263,7 @@ class SnapshotStore:
 
     def _victim(self, n_tokens_saved: int, n_uses: int) -> Snapshot | None:
         """Choose what gives way to a new snapshot: what is worth least, if that is not more than the new one."""
-        least = min((s for s in self._kept.values() if not s.n_pins), key=self._worth, default=None)
+        least = min((s for s in self._kept.values() if not s.n_pins and not s.n_holds), key=self._worth, default=None)
         if least is None or self._worth(least) > worth(n_tokens_saved, self._state_bytes, n_uses=n_uses):
             return None
         return least

@@ -83,6 +83,22 @@ def test_a_pinned_state_stays():
     store.check()
 
 
+def test_a_held_state_stays_and_half_of_the_places_can_be_held():
+    store = SnapshotStore(4, 8, 4)
+    states = [save(store, name, 1) for name in "abcd"]
+    assert [store.hold(state) for state in states] == [True, True, False, False]
+    assert store.hold(states[0])
+    for name in "efgh":
+        save(store, name, 20, 10_000)
+    assert [found(store, name) for name in "abcd"] == [[1], [1], [], []]
+    for state in (states[0], states[0], states[1]):
+        store.let_go(state)
+    for name in "ij":
+        save(store, name, 20, 10_000)
+    assert found(store, "a") == found(store, "b") == []
+    store.check()
+
+
 def test_a_state_that_is_forgotten_while_it_is_read_keeps_its_place_until_then():
     store = SnapshotStore(1, 8, 4)
     snapshot = save(store, "a", 1)
