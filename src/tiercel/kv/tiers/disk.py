@@ -314,7 +314,7 @@ class DiskTier(DiskState):
                 self._claim = self._folder.claim()
                 self._is_open = True
                 self._hints = read_hints(self._folder.read_index(), self._identity.name())
-            found = {key: self._examine(key, n_bytes) for key, n_bytes in self._folder.scan()}
+            found = self._examine_all(dict(self._folder.scan()))
             self._neighbours.count()
         except OSError as error:
             self._note_missing(error)
@@ -322,14 +322,16 @@ class DiskTier(DiskState):
                 self._must_scan = False
                 self._degrade(error)
             return
-        own_bytes = sum(it.n_bytes for it in found.values() if it is not None)
+        if self._is_closed:
+            return  # it may have ended early
+        own_bytes = sum(it.n_bytes for it in found.values())
         self._displace(own_bytes + self._neighbours.used_bytes - self._capacity_bytes)
         with self._changed:
             self._must_scan = False
             self._unscanned_bytes = 0
             if generation != self._generation:
                 return
-            whole = {key: it for key, it in found.items() if it is not None and key not in self._storing}
+            whole = {key: it for key, it in found.items() if key not in self._storing}
             self._index.merge(whole, self._hints)
             self._hints = {}
             for key in whole:
@@ -347,14 +349,27 @@ class DiskTier(DiskState):
                 self._neighbours.used_bytes / mib,
             )  # fmt: skip
 
-    def _examine(self, key: bytes, n_bytes: int) -> Found | None:
-        """Return what a file that a scan found says, or None when it was removed."""
+    def _examine_all(self, sizes: dict[bytes, int]) -> dict[bytes, Found]:
+        """Return what the files that a scan found (key -> length) say, without those that had to be removed."""
         with self._changed:
-            if self._index.knows(key):
-                return Found(n_bytes, 0)  # what is known of it stays
-        hint = self._hints.get(key)
-        if hint is not None and hint.n_bytes == n_bytes:
-            return Found(n_bytes, hint.depth, hint.is_pinned, hint.expires_s)
+            found = {key: Found(n_bytes, 0) for key, n_bytes in sizes.items() if self._index.knows(key)}
+        for key, n_bytes in sizes.items():
+            hint = self._hints.get(key)
+            if key in found:
+                continue  # what is known of it stays
+            if hint is not None and hint.n_bytes == n_bytes:
+                found[key] = Found(n_bytes, hint.depth, hint.is_pinned, hint.expires_s)
+            else:
+                # One by one: of 100,000 files that are not cached (12 s) threads save nothing, and cost if they are.
+                it = self._examine(key, n_bytes)
+                if it is not None:
+                    found[key] = it
+        return found
+
+    def _examine(self, key: bytes, n_bytes: int) -> Found | None:
+        """Return what a file's header says, or None when it was removed, or the tier is being closed."""
+        if self._is_closed:
+            return None
         try:
             head = self._folder.head(key)
             if n_bytes != self._format.record_bytes(head.group_idx):
@@ -368,7 +383,7 @@ class DiskTier(DiskState):
 
     def _save_hints(self) -> None:
         with self._changed:
-            is_worth_it = self._is_open and not self._is_gone and not self._must_scan
+            is_worth_it = self._is_found and not self._is_gone
             data = self._index.dump(self._identity.name())
         if is_worth_it:
             with suppress(OSError):  # hints only: without them the next start scans
