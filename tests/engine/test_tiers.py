@@ -342,3 +342,59 @@ def test_a_reset_forgets_pins():
     assert done.result(0)
     assert bench.core.snapshot.n_pages_pinned == 0
     bench.close()
+
+
+def test_who_finds_nothing_below_is_soon_no_longer_made_to_wait_for_the_answer():
+    """A tier that never knows at once, and has nothing: each wait costs a step, and the waits end."""
+    bench = TierBench(scripted())
+    tier = bench.tiers._rig.tiers[0].tier._tier
+    answers = {}
+
+    def lookup(key):  # knows the second time
+        answers[key] = answers.get(key, 0) + 1
+        return Answer.UNKNOWN if answers[key] == 1 else Answer.MISS
+
+    tier.lookup = lookup
+    n_waits = []
+    for i in range(40):
+        bench.add(f"r{i}", [i, *range(50, 60)], max_tokens=1)
+        bench.step()
+        n_waits.append(f"r{i}" not in bench.scheduler.running and bench.scheduler.n_loading == 1)
+        bench.clock.advance(0.1)
+        bench.tiers.news()
+        bench.run()
+    assert n_waits[0]
+    assert not n_waits[-1]
+    bench.clock.advance(3600)
+    bench.add("later", [77, *range(50, 60)], max_tokens=1)
+    bench.step()
+    assert bench.scheduler.n_loading == 1  # it is tried again
+    bench.run()
+    bench.close()
+
+
+def test_what_is_to_be_stored_when_the_engine_ends_is_stored(tmp_path):
+    """Though only a few pages a round go down, and no round comes any more."""
+    limits = make_limits(max_len_tokens=400, max_step_tokens=400, n_pages=128)
+    first = TierBench(disk(tmp_path), limits=limits, max_num_batched_tokens=400)
+    first.add("a", [i % 97 for i in range(300)], max_tokens=1)
+    while "a" not in first.finals:
+        first.step()
+    assert first.tiers.is_awaiting
+    first.core.shutdown()
+    second = TierBench(disk(tmp_path), limits=limits, max_num_batched_tokens=400)
+    second.add("b", [i % 97 for i in range(300)], max_tokens=1)
+    second.run()
+    assert second.finals["b"].n_cached_tokens == 296
+    second.close()
+
+
+def test_an_engine_that_ends_does_not_wait_for_a_tier_that_never_answers():
+    bench = TierBench(scripted())
+    bench.add("a", range(23), max_tokens=3)
+    for key in keys_of(range(23)):
+        lies_of(bench)[key] = Lie.NEVER
+    while "a" not in bench.finals:
+        bench.step()
+    bench.core.shutdown()
+    assert not bench.core.is_alive

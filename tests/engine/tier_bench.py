@@ -20,25 +20,26 @@ def identity_of(runner, weights="w"):
     return TierIdentity("fake", weights, runner.limits.page_size_tokens, (runner.page_group,))
 
 
-def disk(path, *, capacity_bytes=ROOMY, ops=None, limits=None, weights="w", **placed):
+def disk(path, *, capacity_bytes=ROOMY, ops=None, weights="w", rest_s=30.0, **placed):
     """Give what makes a disk tier."""
+    limits = DiskLimits(n_readers=1, retry_s=rest_s)
 
     def make(identity, wake, clock):
-        tier = DiskTier(identity, path, capacity_bytes, wake, clock, limits=limits or DiskLimits(n_readers=1), ops=ops)
-        return GuardedTier("disk", tier, identity, clock, seals=False), placed
+        tier = DiskTier(identity, path, capacity_bytes, wake, clock, limits=limits, ops=ops)
+        return GuardedTier("disk", tier, identity, clock, rest_s=rest_s, seals=False), placed
 
     make.weights = weights
     return make
 
 
-def scripted(*, lies=None, capacity_bytes=ROOMY, keeps=None, **placed):
+def scripted(*, lies=None, capacity_bytes=ROOMY, keeps=None, rest_s=30.0, **placed):
     """Give what makes a tier in memory; `keeps`, a list, gets it."""
 
     def make(identity, wake, clock):
         tier = ScriptedTier(sealed_identity(identity), wake, capacity_bytes, clock, lies)
         if keeps is not None:
             keeps.append(tier)
-        return GuardedTier("scripted", tier, identity, clock, seals=True), placed
+        return GuardedTier("scripted", tier, identity, clock, rest_s=rest_s, seals=True), placed
 
     make.weights = "w"
     return make

@@ -38,6 +38,7 @@ class Demotions:
         self._depths = [0] * n_pages  # of the pages' content
         self._filled_by = [-1] * n_pages  # the last step that wrote to it
         self._collected_id = -1
+        self.n_answered = 0  # pages that tiers have answered for
         self._evicted: list[StoreItem] = []  # copied, and not given to anybody yet
         self._jobs: dict[int, tuple[int, dict[bytes, int]]] = {}  # place, key -> bytes, not answered for
         self._open_bytes = [0] * n_tiers
@@ -111,6 +112,7 @@ class Demotions:
         job = self._jobs.get(result.job_id)
         if job is None or result.key not in job[1]:
             return
+        self.n_answered += 1
         n_bytes = job[1].pop(result.key)
         self._open_bytes[place] -= n_bytes
         if not job[1]:

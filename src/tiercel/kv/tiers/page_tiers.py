@@ -167,14 +167,27 @@ class PageTiers:
             pass
 
     def close(self) -> None:
-        """Give up loads, wait a while for what is being stored, and end the tiers. Idempotent."""
+        """Give up loads, store for a while what is to be stored, and end the tiers. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
         self.give_up()
+        self._finish_stores(self._rig.clock() + _CLOSE_S)
         for placed in self._rig.tiers:
-            placed.tier.drain(_CLOSE_S)
             placed.tier.close()
+
+    def _finish_stores(self, until_s: float) -> None:
+        """Copy and store what waits for that, as fast as the tiers take it, until a time."""
+        while self._demotions.is_behind and (left_s := until_s - self._rig.clock()) > 0:
+            self.work(-1)
+            if self._demotions.has_work:
+                continue
+            n_before = self._promotions.n_news, self._demotions.n_answered
+            for placed in self._rig.tiers:
+                placed.tier.drain(left_s)
+            self.work(-1)
+            if n_before == (self._promotions.n_news, self._demotions.n_answered) and not self._demotions.has_work:
+                return  # a tier that is done and has not answered never will
 
     def snapshot(self) -> tuple[TierSnapshot, ...]:
         """Return what each tier holds and has done."""

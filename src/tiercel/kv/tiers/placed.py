@@ -18,6 +18,7 @@ _MIB = 1 << 20
 PAGES = 0  # the group of pages in an identity
 # Before anything is measured: a plain disk, and a processor that computes slowly, so that loading is tried.
 _PRIOR_LOAD_BYTES, _PRIOR_LOAD_S, _LOAD_HALF_LIFE_S = 4.0 * _MIB, 0.008, 60.0
+_PRIOR_FOUND_S, _PRIOR_ASKED_S = 1.0, 0.1
 _PRIOR_TOKENS, _PRIOR_TOKENS_S, _PREFILL_HALF_LIFE_S = 64.0, 0.128, 600.0
 # A lookup, a wake-up of a thread, and one of the engine: what the smallest load took on two cores.
 _LATENCY_S = 0.001
@@ -84,11 +85,13 @@ class Rig:
     tallies: list[TierTally] = field(init=False)
     load_meters: list[RateMeter] = field(init=False)
     prefill_meter: RateMeter = field(init=False)
+    ask_meter: RateMeter = field(init=False)  # seconds of computing found, a second of waiting for answers
     _n_jobs: int = 0
 
     def __post_init__(self) -> None:
         self.tallies = [TierTally() for _ in self.tiers]
         self.load_meters = [RateMeter(_PRIOR_LOAD_BYTES, _PRIOR_LOAD_S, _LOAD_HALF_LIFE_S) for _ in self.tiers]
+        self.ask_meter = RateMeter(_PRIOR_FOUND_S, _PRIOR_ASKED_S, _LOAD_HALF_LIFE_S)
         self.prefill_meter = RateMeter(_PRIOR_TOKENS, _PRIOR_TOKENS_S, _PREFILL_HALF_LIFE_S)
 
     def rates(self, place: int) -> Rates:

@@ -139,10 +139,11 @@ class Promotions:
         ask.awaited = None
         if not ask.has_decided:
             run, is_open = self._run(ask, missing)
-            if is_open and now_s - ask.begun_s < _ASK_S:
+            if is_open and now_s - ask.begun_s < _ASK_S and (ask.asked_at >= 0 or self._is_asking_worth_it()):
                 ask.asked_at = self.n_news
                 return True
             ask.has_decided = True
+            self._note_asked(ask, len(run))
             if run and self._is_worth_it(run):
                 self._begin(run, hit_ids, fence)
         if missing[0] in self._landings:
@@ -265,6 +266,20 @@ class Promotions:
             else:
                 found = Answer.UNKNOWN
         return -1, found
+
+    def _is_asking_worth_it(self) -> bool:
+        """Say whether waiting for answers finds more computing than it takes time.
+
+        A tier that others write to does not know at once what it has; of traffic that it has nothing of, it should
+        not cost each request a step.
+        """
+        return self._rig.ask_meter.rate(self._rig.clock()) > 1.0
+
+    def _note_asked(self, ask: Ask, n_found: int) -> None:
+        if ask.asked_at >= 0 and ask.begun_s is not None:
+            now_s = self._rig.clock()
+            found_s = n_found * self._rig.pool.page_size_tokens / self._rig.prefill_meter.rate(now_s)
+            self._rig.ask_meter.add(found_s, now_s - ask.begun_s, now_s)
 
     def _is_worth_it(self, run: Sequence[tuple[bytes, int]]) -> bool:
         """Decide for all of it; the slowest tier decides for what comes from several."""

@@ -1,0 +1,62 @@
+"""What answers and metrics tell of the tiers below the page pool."""
+
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
+
+from tiercel.api.http.answer import Tally
+from tiercel.api.http.tier_metrics import tier_families
+from tiercel.kv.tiers.interface import TierCounters, Usage
+from tiercel.kv.tiers.page_tiers import TierSnapshot
+from tiercel.kv.tiers.placed import TierTally
+from tiercel.kv.tiers.policy import Rates
+
+
+def output(n_cached, by_tier):
+    return SimpleNamespace(num_cached_tokens=n_cached, cached_by_tier=by_tier, outputs=[])
+
+
+def test_usage_splits_cached_tokens_by_where_they_were():
+    tally = Tally(100)
+    tally.add(0, output(48, {"1:disk": 32}), 1)
+    tally.add(1, output(32, {"1:disk": 16, "2:Far": 16}), 1)
+    details = tally.usage()["prompt_tokens_details"]
+    assert details == {"cached_tokens": 80, "cached_tokens_by_tier": {"0:pool": 16, "1:disk": 48, "2:Far": 16}}
+
+
+def test_usage_is_as_ever_without_tiers():
+    tally = Tally(100)
+    tally.add(0, output(48, None), 1)
+    assert tally.usage()["prompt_tokens_details"] == {"cached_tokens": 48}
+
+
+def test_each_tier_has_its_series_under_vllms_names():
+    counters = TierCounters(n_queries=9, n_hits=7, read_bytes=70, n_late=2, n_invalid=1)
+    tally = TierTally(n_loads=3, n_loads_whole=2, n_recomputed=4, n_pages_landed=6)
+    one = TierSnapshot("1:disk", Usage(5, 50, 500), counters, tally, Rates(1000.0, 1e9, 0.001))
+    registry = CollectorRegistry()
+
+    class Found(Collector):
+        def collect(self):
+            return tier_families([one], ["model", "0"])
+
+    registry.register(Found())
+    text = generate_latest(registry).decode()
+    labels = '{engine="0",model_name="model",tier="1:disk"}'
+    for line in (
+        f"vllm:kv_offload_tiering_chunk_queries_total{labels} 9.0",
+        f"vllm:kv_offload_tiering_chunk_hits_total{labels} 7.0",
+        f"vllm:kv_offload_tiering_read_bytes_total{labels} 70.0",
+        f"vllm:kv_offload_tiering_promotion_job_failures_total{labels} 1.0",
+        f"tiercel:kv_tier_used_bytes{labels} 50.0",
+        f"tiercel:kv_tier_capacity_bytes{labels} 500.0",
+        f"tiercel:kv_tier_deadlines_total{labels} 2.0",
+        f"tiercel:kv_tier_invalid_total{labels} 1.0",
+        f"tiercel:kv_tier_recomputed_total{labels} 4.0",
+    ):
+        assert line in text
+
+
+def test_without_tiers_there_are_no_series():
+    assert list(tier_families([], ["model", "0"])) == []

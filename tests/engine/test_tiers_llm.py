@@ -1,0 +1,134 @@
+"""Tiers as people name them: `LLM(kv_tiers=...)`, flags and files, over a restart of the whole engine."""
+
+import io
+import json
+
+import pytest
+
+from tiercel import LLM, SamplingParams
+from tiercel.base.config import EngineOptions, engine_options
+from tiercel.base.errors import ConfigError, OutOfPages
+from tiercel.cli.main import main
+from tiercel.testing.tiny_model import write_tiny_model
+
+SMALL = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+IDS = [(11 * i) % 250 for i in range(100)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def tier(path, **more):
+    return {"type": "disk", "path": str(path), "capacity": "64MiB", "store_sights": 1} | more
+
+
+def answer(llm, params=GREEDY):
+    (output,) = llm.generate([{"prompt_token_ids": IDS}], params, use_tqdm=False)
+    return output, (output.outputs[0].token_ids, output.outputs[0].logprobs)
+
+
+def test_a_prompt_outlives_the_engine_bit_for_bit(folder, tmp_path):
+    with LLM(str(folder), **SMALL) as llm:
+        plain, want = answer(llm)
+        assert plain.cached_by_tier is None
+    with LLM(str(folder), kv_tiers=[tier(tmp_path)], **SMALL) as llm:
+        first, got = answer(llm)
+        assert got == want
+        assert first.cached_by_tier == {}
+    with LLM(str(folder), kv_tiers=[tier(tmp_path)], **SMALL) as llm:
+        second, got = answer(llm)
+        assert got == want
+        assert second.num_cached_tokens == 96
+        assert second.cached_by_tier == {"1:disk": 96}
+        counts = llm.stats()["tier 1:disk"]
+        assert counts["n_pages_landed"] == 6
+        assert counts["used_bytes"] > 0
+        assert llm.reset_prefix_cache()
+        assert llm.client.reset_prefix_cache()
+        third, got = answer(llm)
+        assert got == want
+        assert third.num_cached_tokens == 0
+    assert (tmp_path.stat().st_mode & 0o077) in (0, 0o055)  # the folder is the person's; what is in it is not others'
+    assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("changes", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "float32"}, {"block_size": 32}])
+def test_pages_of_another_type_or_size_are_not_found(folder, tmp_path, changes):
+    with LLM(str(folder), kv_tiers=[tier(tmp_path)], **SMALL) as llm:
+        answer(llm)
+    for _ in range(2):
+        with LLM(str(folder), kv_tiers=[tier(tmp_path)], **SMALL, **changes) as llm:
+            output, _ = answer(llm)
+            n_cached = output.num_cached_tokens
+    assert n_cached == 96  # of its own, from the second start on
+    with LLM(str(folder), kv_tiers=[tier(tmp_path)], **SMALL) as llm:
+        assert answer(llm)[0].cached_by_tier == {"1:disk": 96}
+
+
+def test_a_tier_in_memory_and_one_on_disk_follow_each_other(folder, tmp_path):
+    tiers = [{"type": "memory", "capacity": "1MiB", "store_sights": 1}, tier(tmp_path)]
+    with LLM(str(folder), kv_tiers=tiers, **SMALL) as llm:
+        want = answer(llm)[1]
+    with LLM(str(folder), kv_tiers=tiers, **SMALL) as llm:
+        output, got = answer(llm)
+    assert got == want
+    assert output.cached_by_tier == {"2:disk": 96}
+
+
+@pytest.mark.parametrize(
+    ("tiers", "words"),
+    [
+        ([{"type": "disk", "path": "x", "capacity": "1GiB", "colour": "red"}], r"kv_tiers\[0\]\.colour: unknown"),
+        ([{"type": "tape", "capacity": "1GiB"}], r"kv_tiers\[0\]\.type: got 'tape'"),
+        ([{"type": "disk", "path": "x"}], "capacity"),
+        ([{"type": "disk", "path": "x", "capacity": "1B"}], "one object of this model takes"),
+        ("disk", "kv_tiers: got 'disk'; needs a list"),
+        (["disk"], "kv_tiers: got 'disk'; needs an object"),
+    ],
+)
+def test_what_is_no_tier_is_refused_by_name(folder, tiers, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        LLM(str(folder), kv_tiers=tiers, **SMALL)
+
+
+def test_tiers_without_prefix_caching_are_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"kv_tiers.*prefix caching is off"):
+        LLM(str(folder), kv_tiers=[tier(tmp_path)], enable_prefix_caching=False, **SMALL)
+
+
+def test_offloading_size_makes_more_pages(folder):
+    sizes = []
+    for size in (None, 0.001):
+        with LLM(str(folder), kv_offloading_size=size, **SMALL) as llm:
+            sizes.append(llm.client.snapshot.n_pages)
+            page_bytes = llm._engine.plan.capacity.page_bytes
+    assert sizes[1] - sizes[0] == int(0.001 * (1 << 30)) // page_bytes
+
+
+def test_an_offloading_size_beyond_memory_is_refused(folder):
+    with pytest.raises(OutOfPages, match="kv_offloading_size"):
+        LLM(str(folder), kv_offloading_size=1e6, **SMALL)
+
+
+def test_flag_file_and_keyword_say_the_same(folder, tmp_path, capsys, monkeypatch):
+    tiers = [tier(tmp_path / "kv")]
+    config = tmp_path / "engine.yaml"
+    config.write_text(f"kv_tiers:\n  - {json.dumps(tiers[0])}\nthreads: 1\n")
+    words = ["run", str(folder), "--raw", "--max-tokens", "2", "--stats", "x" * 70]
+    for source in (["--config", str(config)], ["--kv-tiers", json.dumps(tiers), "--threads", "1"]):
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+        assert main([*words, *source]) == 0
+        told = capsys.readouterr().err
+        assert "tier 1:disk: " in told
+    assert "n_pages_landed 4" in told
+    assert engine_options(kv_tiers=tiers) == EngineOptions(kv_tiers=tiers)
+
+
+@pytest.mark.parametrize("text", ["[1]", '"disk"', "[", '[{"type": "disk", "type": "disk"}]'])
+def test_a_flag_that_is_no_list_of_objects_is_refused(folder, text, capsys):
+    assert main(["run", str(folder), "hi", "--kv-tiers", text]) == 2
+    assert "kv-tiers" in capsys.readouterr().err
