@@ -141,7 +141,7 @@ def client():
 
 
 def test_a_width_of_one_says_what_the_engine_says_greedily(client):
-    (greedy,) = client.submit("hello", SamplingParams(temperature=0, max_tokens=20))
+    *_, greedy = client.submit("hello", SamplingParams(temperature=0, max_tokens=20))
     (found,) = asyncio.run(one_output(client.beam_search("hello", BeamSearchParams(beam_width=1, max_tokens=20))))
     assert found.outputs[0].token_ids == greedy.outputs[0].token_ids
     assert found.outputs[0].text == greedy.outputs[0].text
