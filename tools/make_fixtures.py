@@ -177,6 +177,20 @@ LING: dict[str, Any] = {
 
 def recurrent_models() -> dict[str, Any]:
     return {
+        "lfm2": hf.Lfm2Config(
+            **BASE | {"num_hidden_layers": 4},
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            block_multiple_of=16,
+            rope_parameters=rope("default", 1e6),
+        ),
+        "lfm2_untied_attention_last": hf.Lfm2Config(
+            **BASE | {"num_hidden_layers": 3, "num_key_value_heads": 1, "intermediate_size": 96},
+            layer_types=["conv", "conv", "full_attention"],
+            conv_L_cache=4,
+            block_auto_adjust_ff_dim=False,
+            tie_word_embeddings=False,
+            rope_parameters=rope("default", 1e6),
+        ),
         "ling": hf.BailingHybridConfig(**LING),
         "ling_clamped": hf.BailingHybridConfig(
             **LING,
@@ -415,7 +429,7 @@ def clamp_ling(model: Any, config: Any) -> None:
 
 def ids_of(config: Any) -> list[int]:
     """Return the tokens: more than one 64-token chunk of the oracle's for recurrent models."""
-    is_recurrent = config.model_type.startswith(("qwen3_5", "qwen3_next", "kimi_linear", "bailing", "mamba2"))
+    is_recurrent = config.model_type.startswith(("qwen3_5", "qwen3_next", "kimi_linear", "bailing", "mamba2", "lfm2"))
     n_tokens = 100 if is_recurrent else N_TOKENS
     return [(7 * t + 3) % 128 for t in range(n_tokens)]
 

@@ -359,13 +359,14 @@ void bind_recording(nb::module_& m) {
       .def(
           "gated_norm",
           [](Recording& r, bool logits_rows, Buffer x, Buffer z, bool is_gate_per_head, int64_t heads, int64_t head_dim,
-             const std::optional<Floats>& w, float eps, bool is_sigmoid, Buffer y) {
+             const std::optional<Floats>& w, float eps, bool is_sigmoid, Buffer y, bool is_plain) {
             if (w && static_cast<int64_t>(w->size()) != head_dim)
               throw nb::value_error("gated_norm: w needs one number a column of a head");
-            r.add(logits_rows,
-                  op::GatedNorm{place_of(x), place_of(z), is_gate_per_head, heads, head_dim, copy_of(w), eps, is_sigmoid, place_of(y)});
+            r.add(logits_rows, op::GatedNorm{place_of(x), place_of(z), is_gate_per_head, heads, head_dim, copy_of(w), eps, is_sigmoid,
+                                             place_of(y), is_plain});
           },
-          "logits_rows"_a, "x"_a, "z"_a, "is_gate_per_head"_a, "heads"_a, "head_dim"_a, "w"_a.none(), "eps"_a, "is_sigmoid"_a, "y"_a)
+          "logits_rows"_a, "x"_a, "z"_a, "is_gate_per_head"_a, "heads"_a, "head_dim"_a, "w"_a.none(), "eps"_a, "is_sigmoid"_a, "y"_a,
+          "is_plain"_a = false)
       .def(
           "ssd",
           [](Recording& r, Buffer xbc, Buffer dt, std::tuple<int64_t, int64_t, int64_t, int64_t> sizes, std::pair<float, float> limits,

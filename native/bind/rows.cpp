@@ -277,15 +277,15 @@ void delta_rule_door(const std::string& level, int32_t n_threads, const Vector<i
 }
 
 void gated_norm_door(const std::string& level, int32_t n_threads, const Matrix<float>& x, const Matrix<float>& z, int64_t heads,
-                     const std::optional<Vector<float>>& w, float eps, bool is_sigmoid, MatrixOut y) {
+                     const std::optional<Vector<float>>& w, float eps, bool is_sigmoid, MatrixOut y, bool is_plain) {
   const KernelTable& table = level_named(level);
   require_same_shape("gated_norm", x, y);
   const bool is_per_head = columns(z) == heads;
   require(rows(x) == rows(z) && (is_per_head || columns(x) == columns(z)), "gated_norm: z needs to be like x, or one column a head");
   require(heads >= 1 && columns(x) % heads == 0 && (!w || rows(*w) * heads == columns(x)), "gated_norm: heads or w do not fit x");
   const GatedNormArgs a{
-      x.data(), columns(x), rows(x),  z.data(),  columns(z), is_per_head, heads, columns(x) / heads, w ? w->data() : nullptr,
-      eps,      is_sigmoid, y.data(), columns(y)};
+      x.data(), columns(x), rows(x),  z.data(),   columns(z), is_per_head, heads, columns(x) / heads, w ? w->data() : nullptr,
+      eps,      is_sigmoid, y.data(), columns(y), is_plain};
   run_on_team(n_threads, 64, [&](const ThreadCtx& ctx) { table.gated_norm(a, ctx); });
 }
 
@@ -345,7 +345,7 @@ void bind_rows(nb::module_& m) {
         "a_log"_a, "dt_bias"_a, nb::kw_only(), "key_heads"_a, "key_dim"_a, "lower_bound"_a, "eps"_a, "y"_a.noconvert(),
         "state"_a.noconvert());
   m.def("gated_norm", &gated_norm_door, "level"_a, "n_threads"_a, "x"_a, "z"_a, nb::kw_only(), "heads"_a, "w"_a.none(), "eps"_a,
-        "is_sigmoid"_a, "y"_a.noconvert());
+        "is_sigmoid"_a, "y"_a.noconvert(), "is_plain"_a = false);
   m.def("ssd", &ssd_door, "level"_a, "n_threads"_a, "seq_slot"_a, "seq_start"_a, "seq_rows"_a, "xbc"_a, "dt"_a, "a_log"_a, "dt_bias"_a,
         "d"_a, nb::kw_only(), "groups"_a, "limits"_a, "y"_a.noconvert(), "state"_a.noconvert());
   m.def("gate_norm", &gate_norm_door, "level"_a, "n_threads"_a, "x"_a, "z"_a, nb::kw_only(), "groups"_a, "w"_a, "eps"_a, "y"_a.noconvert());

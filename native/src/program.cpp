@@ -322,7 +322,7 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
           },
           [&](const op::GatedNorm& o) {
             kernels_->gated_norm({floats(o.x), cols(o.x), m, floats(o.z), cols(o.z), o.is_gate_per_head, o.heads, o.head_dim,
-                                  o.w.empty() ? nullptr : o.w.data(), o.eps, o.is_sigmoid, floats(o.y), cols(o.y)},
+                                  o.w.empty() ? nullptr : o.w.data(), o.eps, o.is_sigmoid, floats(o.y), cols(o.y), o.is_plain},
                                  ctx);
           },
           [&](const op::ResidualMix& o) {

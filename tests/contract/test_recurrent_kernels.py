@@ -198,13 +198,14 @@ def test_nan_stays_in_its_sequence(case, level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("act", ["silu", "sigmoid"])
+@pytest.mark.parametrize("act", ["silu", "sigmoid", "none"])
 @pytest.mark.parametrize(("n", "heads", "width", "has_w"), [(0, 2, 8, True), (3, 6, 24, True), (5, 1, 100, False)])
 def test_gated_norm_agrees_with_its_definition(level, act, n, heads, width, has_w):
     x, z, w = seeded(n, heads * width), seeded(n, heads * width, seed=2, scale=4.0), seeded(width, seed=3)
     y = np.full_like(x, np.nan)
     weight = w if has_w else None
-    _native.gated_norm(level, 2, x, z, heads=heads, w=weight, eps=1e-6, is_sigmoid=act == "sigmoid", y=y)
+    options = {"is_sigmoid": act == "sigmoid", "is_plain": act == "none"}
+    _native.gated_norm(level, 2, x, z, heads=heads, w=weight, eps=1e-6, **options, y=y)
     expected = reference.gated_norm(x.reshape(n, heads, width), z.reshape(n, heads, width), weight, 1e-6, act)
     assert_close(y, expected.reshape(x.shape), "gated_norm")
 

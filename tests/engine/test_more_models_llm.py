@@ -39,7 +39,15 @@ LING = {
     "expert_swiglu_limit_list": [0, 0, 0, 0.2],
     "share_expert_swiglu_limit_list": [0, 0, 0.1, 0],
 }
-MODELS = {"gpt-oss": GPT_OSS, "ling": LING}
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "block_multiple_of": 32,
+    "rms_norm_eps": None,
+}
+MODELS = {"gpt-oss": GPT_OSS, "ling": LING, "lfm2": LFM2}
 SMALL = {"threads": 2, "max_num_seqs": 3, "max_num_batched_tokens": 48, "max_model_len": 128}
 PROMPTS = [list(range(5 + i, 45 + 3 * i)) for i in range(6)]
 SAMPLED = SamplingParams(temperature=0.9, seed=4, max_tokens=24, ignore_eos=True, logprobs=1)
@@ -162,3 +170,27 @@ def test_experts_past_the_configs_number_are_refused_by_name(ling, tmp_path):
     folder = rewritten(ling, tmp_path, lambda weights: weights.update({name: np.zeros((32, 64), np.float32)}))
     with pytest.raises(ModelFileError, match=f"{name} of shape .* is read by no op"):
         LLM(str(folder), **SMALL)
+
+
+# LFM2.
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.layers.0.conv.in_proj.weight", (128, 64)),
+        ("model.layers.0.conv.conv.weight", (64, 1, 4)),
+        ("model.layers.1.self_attn.k_layernorm.weight", (64,)),
+        ("model.layers.3.feed_forward.w2.weight", (64, 96)),
+        ("model.embedding_norm.weight", (32,)),
+    ],
+)
+def test_lfm2_refuses_a_tensor_of_another_shape_with_both(tmp_path, name, shape):
+    write_tiny_model(tmp_path, config=LFM2)
+    weights = load_file(tmp_path / "model.safetensors")
+    needed = ", ".join(map(str, weights[name].shape))
+    weights[name] = np.zeros(shape, np.float32)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError) as refused:
+        LLM(str(tmp_path), **SMALL)
+    assert f"{name} has shape [{', '.join(map(str, shape))}]; [{needed}] is needed" in str(refused.value)

@@ -43,6 +43,7 @@ MODELS = [
     ("qwen3_next", Format.Q8_0, "float32"),
     ("gpt_oss", Format.Q8_0, "float16"),
     ("ling_clamped", Format.Q8_0, "float16"),
+    ("lfm2", Format.Q8_0, "float16"),
 ]
 VOCAB = 128
 MAX_LEN = 112

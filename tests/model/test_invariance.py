@@ -30,6 +30,7 @@ MODELS = [
     "qwen3_5_moe",
     "qwen3_next",
     "gpt_oss",
+    "lfm2",
 ]
 FORMATS = [Format.F32, Format.Q8_0, Format.Q4_0]
 KV_DTYPES = ("float32", "float16", "int8")

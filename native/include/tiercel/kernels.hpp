@@ -392,6 +392,7 @@ struct GatedNormArgs {
   bool is_sigmoid; // else silu
   float* y;
   int64_t ldy;
+  bool is_plain = false; // act(z) is z, whatever is_sigmoid says
 };
 
 // Mamba2's recurrence over each sequence's rows; see kernels/ssd.cpp. The state of a head is float

@@ -199,6 +199,7 @@ struct GatedNorm {
   float eps;
   bool is_sigmoid;
   BufferRef y;
+  bool is_plain = false;
 };
 struct Ssd {
   BufferRef xbc, dt;

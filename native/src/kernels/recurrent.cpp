@@ -229,7 +229,7 @@ void gated_norm(const GatedNormArgs& a, const ThreadCtx& ctx) {
       F16v v = load_part(x + i, n);
       if (a.w != nullptr) v = mul(mul(v, factor), load_part(a.w + i, n));
       const F16v gate = a.is_gate_per_head ? set1(*z) : load_part(z + i, n);
-      store_part(y + i, mul(v, a.is_sigmoid ? sigmoid(gate) : silu(gate)), n);
+      store_part(y + i, mul(v, a.is_plain ? gate : a.is_sigmoid ? sigmoid(gate) : silu(gate)), n);
     }
   }
 }

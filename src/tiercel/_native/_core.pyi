@@ -231,6 +231,7 @@ class Program:
         eps: float,
         is_sigmoid: bool,
         y: _Buffer,
+        is_plain: bool = False,
     ) -> None: ...
     def ssd(
         self,
@@ -521,6 +522,7 @@ def gated_norm(
     eps: float,
     is_sigmoid: bool,
     y: _Floats,
+    is_plain: bool = False,
 ) -> None: ...
 def ssd(
     level: str,

@@ -16,6 +16,7 @@ from tiercel.models.deepseek import DeepseekV2, DeepseekV3
 from tiercel.models.gemma3 import Gemma3
 from tiercel.models.gpt_oss import GptOss
 from tiercel.models.kimi_k3 import KimiK3, KimiK3Multimodal
+from tiercel.models.lfm2 import Lfm2
 from tiercel.models.ling import Ling
 from tiercel.models.llama import Llama, Mistral, SmolLM3
 from tiercel.models.mamba2 import Mamba2
@@ -57,6 +58,7 @@ ARCHITECTURES: Mapping[str, type[Model]] = MappingProxyType(
         "BailingMoeV3ForCausalLM": Ling,
         "BailingHybridForCausalLM": Ling,
         "Mamba2ForCausalLM": Mamba2,
+        "Lfm2ForCausalLM": Lfm2,
     }
 )
 """Architecture name, as configs have it, to the class that reads and records it."""
@@ -79,6 +81,7 @@ _MODEL_TYPES: Mapping[str, str] = MappingProxyType(
         "qwen3_next": "Qwen3NextForCausalLM",
         "gpt_oss": "GptOssForCausalLM",
         "bailing_hybrid": "BailingMoeV3ForCausalLM",
+        "lfm2": "Lfm2ForCausalLM",
         "kimi_linear": "KimiLinearForCausalLM",
         "kimi_k3": "KimiK3ForConditionalGeneration",
         "mamba2": "Mamba2ForCausalLM",

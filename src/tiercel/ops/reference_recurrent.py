@@ -98,7 +98,7 @@ def delta_rule(
 
 
 def gated_norm(x: Floats, z: Floats, w: Floats | None, eps: float, act: str) -> Floats:
-    """Return rms_norm(x, w, eps) * act(z) over the last axis, or x * act(z) without w; act is silu or sigmoid.
+    """Return rms_norm(x, w, eps) * act(z) over the last axis, or x * act(z) without w; act is silu, sigmoid or none.
 
     Shapes:
         x        [.., n]            float32
@@ -109,10 +109,10 @@ def gated_norm(x: Floats, z: Floats, w: Floats | None, eps: float, act: str) -> 
     Raises:
         ShapeError: x and z differ, or `act` is unknown.
     """
-    if z.shape not in (x.shape, (*x.shape[:-1], 1)) or act not in ("silu", "sigmoid"):
+    if z.shape not in (x.shape, (*x.shape[:-1], 1)) or act not in ("silu", "sigmoid", "none"):
         raise ShapeError(f"ops.gated_norm: got x {list(x.shape)}, z {list(z.shape)}, act {act!r}; equal shapes needed")
     wide = z.astype(np.float64)
-    gate = wide * _sigmoid(wide) if act == "silu" else _sigmoid(wide)
+    gate = wide if act == "none" else wide * _sigmoid(wide) if act == "silu" else _sigmoid(wide)
     return ((x if w is None else rms_norm(x, w, eps)) * gate).astype(np.float32)
 
 

@@ -58,7 +58,7 @@ def gated_norm_shape(call: OpCall, need: Need) -> tuple[Dim, int]:
     need(fits, call, f"widths {x.width}, {z.width}, heads {heads}", "equal shapes, or a gate a head")
     fits = heads >= 1 and x.width % heads == 0 and (w is None or w.shape == (x.width // heads,))
     need(fits, call, f"x width {x.width}, heads {heads}, w {list(w.shape) if w else 'none'}", "w [width / heads]")
-    need(call.word("act") in ("silu", "sigmoid"), call, f"act {call.word('act')!r}", "silu or sigmoid")
+    need(call.word("act") in ("silu", "sigmoid", "none"), call, f"act {call.word('act')!r}", "silu, sigmoid or none")
     return x.rows, x.width
 
 

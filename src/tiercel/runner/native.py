@@ -563,6 +563,7 @@ class _Lowering:
             op.eps,
             op.act == "sigmoid",
             self._at(op.y),
+            op.act == "none",
         )
 
     def _ssd(self, op: ops.Ssd) -> None:
