@@ -474,13 +474,14 @@ def _make_tiers(plan: Plan, specs: "tuple[TierSpec, ...]", runner: "NativeRunner
     from tiercel.kv.tiers.placed import place_tiers
 
     group = runner.page_group
-    if group is None or not plan.is_prefix_caching or runner.limits.needs_whole or plan.info.state_layers:
+    if group is None or not plan.is_prefix_caching or runner.limits.needs_whole:
         raise ConfigError(
             f"kv_tiers: pages of {plan.info.architecture} are not used for other requests, or prefix caching is off; "
             "leave kv_tiers out"
         )
     size = plan.capacity.page_size_tokens
-    identity = TierIdentity(plan.info.architecture, plan.identity, size, (group,))
+    state = runner.state_group
+    identity = TierIdentity(plan.info.architecture, plan.identity, size, (group,) if state is None else (group, state))
     return lambda wake, clock: place_tiers(specs, identity, wake, clock)
 
 

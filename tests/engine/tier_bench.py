@@ -17,7 +17,8 @@ ROOMY = 1 << 20
 
 
 def identity_of(runner, weights="w"):
-    return TierIdentity("fake", weights, runner.limits.page_size_tokens, (runner.page_group,))
+    groups = [group for group in (runner.page_group, runner.state_group) if group is not None]
+    return TierIdentity("fake", weights, runner.limits.page_size_tokens, tuple(groups))
 
 
 def disk(path, *, capacity_bytes=ROOMY, ops=None, weights="w", rest_s=30.0, **placed):

@@ -247,6 +247,9 @@ class EngineCore:
         placed = make_tiers(self._wake_for_tiers, self.clock)
         tiers = PageTiers(placed, self._scheduler.pool, self._runner, group.object_bytes, self.clock)
         self._scheduler.tiers = tiers
+        states, state_group = self._scheduler.states, self._runner.state_group
+        if states is not None and state_group is not None:
+            tiers.add_states(states.store, self._runner, state_group.object_bytes)
         return tiers
 
     def step_once(self) -> bool:

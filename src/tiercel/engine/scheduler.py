@@ -208,7 +208,8 @@ class Scheduler:
         assert step.step_id == self._collected_id + 1, "engine.scheduler: steps are collected in order"
         self._collected_id = step.step_id
         if self.states is not None and (step.saves or step.loads):
-            self.states.collected(step, is_failed=is_failed)
+            for sequence, snapshot in self.states.collected(step, is_failed=is_failed):
+                self._offer_state(sequence, snapshot)
         if self._held_slots:
             self._released_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
             self._free_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
@@ -420,6 +421,7 @@ class Scheduler:
                 if found is not None:
                     self.states.store.pin(found)
                     step.loads.append((sequence, found))
+                    self._offer_state(sequence, found)
             del self.waiting[i]
             self._tell_tiers(sequence, hit_ids[:n_hits])
             self._count_admission(sequence, n_hits * self._page_size, now_s)
@@ -436,9 +438,32 @@ class Scheduler:
             if self.states.is_awaited(keys, self.states.longest(keys, len(hit_ids))):
                 return True
             n_useful = self.states.reach(keys)
+            if self._must_load_state(sequence, keys, n_useful):
+                return True
+            n_useful = self.states.reach(keys)
         if self.tiers is None or n_useful <= len(hit_ids):
             return False
         return self._must_load(sequence, keys[:n_useful], hit_ids)
+
+    def _must_load_state(self, sequence: Sequence, keys: list[bytes], n_known: int) -> bool:
+        if self.tiers is None or self.tiers.states is None or not keys:
+            return False
+        if sequence.ask is None:
+            sequence.ask = ask_of(sequence, self.tiers, self._page_size)
+        if not self.tiers.states.must_wait(sequence.ask, keys, n_known):
+            return False
+        sequence.state = State.LOADING
+        self.n_loading += 1
+        return True
+
+    def _offer_state(self, sequence: Sequence, snapshot: Snapshot) -> None:
+        if self.tiers is None or self.tiers.states is None:
+            return
+        if sequence.ask is None:
+            sequence.ask = ask_of(sequence, self.tiers, self._page_size)
+        n_max = sequence.ask.n_store_pages
+        if n_max is None or snapshot.n_tokens <= n_max * self._page_size:
+            self.tiers.states.offer(snapshot, is_worthy=sequence.ask.stores_now)
 
     def _still_loads(self, sequence: Sequence) -> bool:
         if self.tiers is not None and sequence.ask is not None and self.tiers.still_waits(sequence.ask):
@@ -561,7 +586,7 @@ class Scheduler:
         )
         assert n_held == 0 or self._collected_id < self._planned_id, f"engine.scheduler: {n_held} slots are lost"
         if self.states is not None and self._collected_id == self._planned_id:
-            self.states.check_idle()
+            self.states.check_idle(0 if self.tiers is None or self.tiers.states is None else self.tiers.states.n_loads)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant of the module's docstring does not hold."""

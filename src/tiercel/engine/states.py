@@ -146,8 +146,12 @@ class StateKeeper:
             sequence.saved_at = n_tokens
         step.saves.append(PlannedSave(sequence, sequence.slot, snapshot, is_stop, self._epoch))
 
-    def collected(self, step: "PlannedStep", *, is_failed: bool) -> None:
-        """Note that a step has ended: what it saved can be found, if its tokens are those that are known."""
+    def collected(self, step: "PlannedStep", *, is_failed: bool) -> list[tuple[Sequence, Snapshot]]:
+        """Note that a step has ended: what it saved can be found, if its tokens are those that are known.
+
+        Returns: the states that can be found now, and whose they are.
+        """
+        found = []
         for _, snapshot in step.loads:
             self.store.unpin(snapshot)
         for save in step.saves:
@@ -161,6 +165,8 @@ class StateKeeper:
             kept = self.store.keep(snapshot, sequence.page_keys.extend(sequence.token_ids))
             if not save.is_stop and kept is snapshot:
                 sequence.newest_states.append(kept)
+            found.append((sequence, kept))
+        return found
 
     def leave(self, sequence: Sequence) -> None:
         """Note that a sequence does not run any more."""
@@ -197,11 +203,11 @@ class StateKeeper:
         store = self.store
         return store.n_places, store.n_kept, store.n_reserved, store.n_saved, store.n_hits, store.n_evicted
 
-    def check_idle(self) -> None:
-        """Raise AssertionError when nothing runs and yet something is held. Cost: O(snapshots)."""
+    def check_idle(self, n_loads: int = 0) -> None:
+        """Raise AssertionError when nothing runs and yet something is held, but by loads. Cost: O(snapshots)."""
         store = self.store
         assert not self._coming, f"engine.states: {len(self._coming)} stops are before nobody"
-        assert store.n_reserved == 0, f"engine.states: {store.n_reserved} places are reserved by nobody"
+        assert store.n_reserved == n_loads, f"engine.states: {store.n_reserved} places are reserved, {n_loads} loaded"
         assert store.n_pinned == 0, f"engine.states: {store.n_pinned} snapshots are pinned by nobody"
 
     def check(self, running: "Iterable[Sequence]") -> None:

@@ -116,15 +116,21 @@ class SnapshotStore:
         return bool(self._free) or self._victim(n_tokens_saved, n_uses) is not None
 
     def reserve(
-        self, n_tokens: int, n_tokens_saved: int, *, key: PageKey | None = None, n_uses: int = 0
+        self,
+        n_tokens: int,
+        n_tokens_saved: int,
+        *,
+        key: PageKey | None = None,
+        n_uses: int = 0,
+        is_awaited: bool = False,
     ) -> Snapshot | None:
         """Take a place for the state after `n_tokens`, if need be from the snapshot that is worth least.
 
         `n_tokens_saved` is what it is expected to save, and `key` its key where all tokens are known. None when all
-        that could give way is worth more.
+        that could give way is worth more; with `is_awaited` nothing is, as somebody will use it at once.
         """
         if not self._free:
-            victim = self._victim(n_tokens_saved, n_uses)
+            victim = self._victim(n_tokens_saved, 1 << 40 if is_awaited else n_uses)
             if victim is None:
                 return None
             self.drop(victim)

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from tiercel.kv.page_pool import PagePool
+from tiercel.kv.snapshots import SnapshotStore
 from tiercel.kv.tiers.demotion import Demotions
 from tiercel.kv.tiers.interface import Clock, TierCounters, Usage
 from tiercel.kv.tiers.placed import PageBytes, PlacedTier, Rig, TierTally
 from tiercel.kv.tiers.policy import Rates
 from tiercel.kv.tiers.promotion import Ask, Promotions
+from tiercel.kv.tiers.states import StateBytes, StateTiers
 
 _CLOSE_S = 5.0  # for stores that are under way when the engine ends
 
@@ -44,8 +46,13 @@ class PageTiers:
         self._rig = Rig(tuple(tiers), pool, pages, clock, page_bytes)
         self._promotions = Promotions(self._rig)
         self._demotions = Demotions(self._rig)
+        self.states: StateTiers | None = None  # of a model that has a recurrent state
         self._is_closed = False
         pool.on_evict = self._demotions.evict
+
+    def add_states(self, store: SnapshotStore, states: StateBytes, object_bytes: int) -> None:
+        """Move recurrent states too. Requires: the tiers' identity has a second group, of states."""
+        self.states = StateTiers(self._rig, store, states, object_bytes)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -54,18 +61,28 @@ class PageTiers:
 
     @property
     def n_loads(self) -> int:
-        """Loads under way."""
-        return self._promotions.n_loads
+        """Loads under way, of pages and of states."""
+        return self._promotions.n_loads + (0 if self.states is None else self.states.n_loads)
 
     @property
     def has_work(self) -> bool:
         """Whether a round could do something without waiting for a tier."""
-        return self._promotions.has_more or self._demotions.has_work
+        has_work = self._promotions.has_more or self._demotions.has_work
+        return has_work or (self.states is not None and self.states.has_work)
 
     @property
     def is_awaiting(self) -> bool:
         """Whether a tier owes an answer, which may be late."""
-        return self._promotions.n_loads > 0 or self._demotions.is_behind
+        return self.n_loads > 0 or self._is_behind
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._demotions.is_behind or (self.states is not None and self.states.is_behind)
+
+    @property
+    def _n_answered(self) -> int:
+        n_states = 0 if self.states is None else self.states.n_news
+        return self._promotions.n_news + self._demotions.n_answered + n_states
 
     def places(self, kinds: Sequence[tuple[str | None, str | None]]) -> frozenset[int]:
         """Return the places of the tiers of any of these media and localities; None is any."""
@@ -139,16 +156,21 @@ class PageTiers:
 
         Returns: whether something came up, so that who waits may go on.
         """
-        n_before = self._promotions.n_news
+        states = self.states
+        n_before = self._promotions.n_news + (0 if states is None else states.n_news)
         for place, placed in enumerate(self._rig.tiers):
             for result in placed.tier.poll():
                 if result.data is not None:
                     self._demotions.note_stored(place, result.key)
                 self._promotions.take(place, result)
                 self._demotions.take(place, result)
+                if states is not None:
+                    states.take(place, result)
         self._promotions.settle(collected_id)
         self._demotions.work()
-        return self._promotions.n_news > n_before
+        if states is not None:
+            states.work()
+        return self._promotions.n_news + (0 if states is None else states.n_news) > n_before
 
     def news(self) -> None:
         """Take note that a tier has found something out, so that who asked asks again."""
@@ -160,11 +182,15 @@ class PageTiers:
         for placed in self._rig.tiers:
             placed.tier.reset()
         self._demotions.reset()
+        if self.states is not None:
+            self.states.reset()
 
     def give_up(self) -> None:
         """Give up all loads: the pool gets their pages back."""
         while self._promotions.surrender():
             pass
+        if self.states is not None:
+            self.states.give_up()
 
     def close(self) -> None:
         """Give up loads, store for a while what is to be stored, and end the tiers. Idempotent."""
@@ -178,15 +204,15 @@ class PageTiers:
 
     def _finish_stores(self, until_s: float) -> None:
         """Copy and store what waits for that, as fast as the tiers take it, until a time."""
-        while self._demotions.is_behind and (left_s := until_s - self._rig.clock()) > 0:
+        while self._is_behind and (left_s := until_s - self._rig.clock()) > 0:
             self.work(-1)
-            if self._demotions.has_work:
+            if self.has_work:
                 continue
-            n_before = self._promotions.n_news, self._demotions.n_answered
+            n_before = self._n_answered
             for placed in self._rig.tiers:
                 placed.tier.drain(left_s)
             self.work(-1)
-            if n_before == (self._promotions.n_news, self._demotions.n_answered) and not self._demotions.has_work:
+            if n_before == self._n_answered and not self.has_work:
                 return  # a tier that is done and has not answered never will
 
     def snapshot(self) -> tuple[TierSnapshot, ...]:
@@ -210,6 +236,8 @@ class PageTiers:
         """Raise AssertionError when an invariant of loads, stores or a tier is broken."""
         self._promotions.check()
         self._demotions.check()
+        if self.states is not None:
+            self.states.check()
         for placed in self._rig.tiers:
             placed.tier.check()
 

@@ -36,7 +36,8 @@ _N_WRITTEN = 32
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """What one sequence wants of the tiers. Owner: the sequence; only this module changes what has a default below.
+    """What one sequence wants of the tiers. Owner: the sequence; only this module, and `kv.tiers.states` its own lines,
+    change what has a default below the first three.
 
     `load_from`: the places of the tiers it may load from; None: all. `n_store_pages`: pages of its beginning that may
     be stored; None: all. `stores_now`: at first sight.
@@ -51,6 +52,10 @@ class Ask:
     awaited: bytes | None = None
     has_decided: bool = False
     is_done: bool = False
+    # Of `kv.tiers.states`.
+    state_since_s: float | None = None
+    state_key: bytes | None = None
+    has_sought_state: bool = False
 
 
 @dataclass(slots=True, eq=False)
