@@ -13,7 +13,9 @@ from tiercel.testing.fake_runner import FakeRunner, make_limits
 class Bench:
     """A core without a thread."""
 
-    def __init__(self, *, limits=None, runner=None, eos_ids=(), listener=None, make_tiers=None, **config):
+    def __init__(
+        self, *, limits=None, runner=None, eos_ids=(), listener=None, make_tiers=None, speculation=None, **config
+    ):
         self.runner = runner or FakeRunner(limits or make_limits())
         config = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "check_each_step": True} | config
         self.clock = VirtualClock()
@@ -24,6 +26,7 @@ class Bench:
             clock=self.clock,
             listener=listener,
             make_tiers=make_tiers,
+            speculation=speculation,
         )
         self.eos_ids = frozenset(eos_ids)
         self.tokens = {}
@@ -56,6 +59,7 @@ class Bench:
             max_total_tokens=min(len(prompt) + max_tokens, limits.max_len_tokens),
             eos_ids=self.eos_ids,
             page_keys=PageKeys(root_key("w", "f16", size, salt=salt), size),
+            is_private=salt is not None,
             arrival_s=self.clock(),
             priority=priority,
             constraint=constraint,

@@ -114,18 +114,18 @@ roomy_setups = st.builds(
 )
 
 
-def make_bench(setup, **runner_options):
+def make_bench(setup, *, speculation=None, max_draft_rows=0, **runner_options):
     limits = make_limits(
         n_slots=setup.n_slots,
         n_pages=setup.n_pages,
         page_size_tokens=setup.page_size,
-        max_logits_rows=setup.rows,
-        max_step_tokens=32,
         state_bytes=0 if setup.n_snapshots is None else 1000,
         takes_drafts=setup.n_snapshots is None,
         n_snapshots=setup.n_snapshots or 0,
         snapshot_spacing_tokens=setup.spacing_pages * setup.page_size,
         has_kv=setup.has_kv or setup.n_snapshots is None,
+        max_logits_rows=setup.rows + max_draft_rows,
+        max_step_tokens=32 + max_draft_rows,
     )
     if setup.early is not None:
         runner_options["runs_early"] = early_at_random(setup.early)
@@ -138,6 +138,8 @@ def make_bench(setup, **runner_options):
         async_scheduling=setup.is_async,
         enable_prefix_caching=setup.caches,
         scheduling_policy="priority" if setup.by_priority else "fcfs",
+        max_draft_rows=max_draft_rows,
+        speculation=speculation,
     )
 
 

@@ -560,6 +560,7 @@ class EngineClient:
                     constraint=_constraint_of(prepared, thinking),
                     pools=prepared.pools,
                     n_first=prepared.n_first,
+                    is_private=prepared.cache_salt is not None,
                 )
             )
         return new

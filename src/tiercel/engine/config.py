@@ -30,7 +30,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         and minutes of work for any machine. stream_interval: tokens that an output of a stream has at least, but the
         first and the last; more costs fewer wake-ups and frames. 1, as vLLM: each is shown at once. seed: what requests
         without a seed derive theirs from; None: from the system's entropy. 0, as vLLM, so that the same script gives
-        the same text. check_each_step: verify every invariant after every step. For tests: it costs O(pages).
+        the same text. max_draft_rows: rows of one step that may be drafts. They come beside its tokens and logits rows,
+        so that no prompt's chunk is shorter for them, and the runner has room for them. 0: nothing is speculated.
+        check_each_step: verify every invariant after every step. For tests: it costs O(pages).
     """
 
     max_num_seqs: int = 128
@@ -44,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 4096
     stream_interval: int = 1
     seed: int | None = 0
+    max_draft_rows: int = 0
     check_each_step: bool = False
 
     def __post_init__(self) -> None:
@@ -55,6 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("run_ahead_s", 0),
             ("max_waiting", 1),
             ("stream_interval", 1),
+            ("max_draft_rows", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"engine.{name}: got {getattr(self, name)}; {least} or more is needed; raise it")

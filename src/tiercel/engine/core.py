@@ -24,7 +24,7 @@ import os
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from tiercel.base.errors import ConfigError, EngineDead, NoTokenAllowed, QueueFull, RequestFailed, TiercelError
 from tiercel.engine.config import EngineConfig
+from tiercel.engine.masks import fill_masks, fill_with_all
 from tiercel.engine.request import NewSequence, Sequence, SequenceUpdate, State, TokenLogprobs
 from tiercel.engine.scheduler import PlannedStep, Scheduler
 from tiercel.engine.stats import EngineSnapshot, SequenceStats, StatsListener, StepStats
@@ -39,6 +40,7 @@ from tiercel.protocol.step import StepResult
 from tiercel.runner.interface import N_STEPS_MAX, Runner
 
 if TYPE_CHECKING:
+    from tiercel.engine.speculation import Speculation
     from tiercel.kv.tiers.page_tiers import PageTiers, TierSnapshot
     from tiercel.kv.tiers.placed import MakeTiers
     from tiercel.sampling.constraint import MaskRows
@@ -48,7 +50,6 @@ _log = logging.getLogger(__name__)
 Sink = Callable[[list[SequenceUpdate]], None]
 
 _NOTHING_ALLOWED = -2  # as StepResult.row_token says it
-_ALL_BITS = 0xFFFFFFFF
 # How often an engine that waits for tiers looks for what is late: a deadline may be missed by so much.
 _TIER_POLL_S = 0.05
 _N_PREFILL = 32  # tokens of a step that says how fast prompts are computed
@@ -67,12 +68,15 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         listener: StatsListener | None = None,
         make_tiers: "MakeTiers | None" = None,
+        speculation: "Speculation | None" = None,
     ) -> None:
         limits = runner.limits
-        if limits.max_logits_rows < limits.n_slots or limits.max_step_tokens < min(config.max_num_seqs, limits.n_slots):
+        n_rows, n_tokens = (n - config.max_draft_rows for n in (limits.max_logits_rows, limits.max_step_tokens))
+        if n_rows < limits.n_slots or n_tokens < min(config.max_num_seqs, limits.n_slots):
             raise ConfigError(
                 f"engine: a runner of {limits.n_slots} slots, {limits.max_logits_rows} logits rows and "
-                f"{limits.max_step_tokens} tokens a step; at least one row and one token a slot are needed"
+                f"{limits.max_step_tokens} tokens a step, {config.max_draft_rows} of them for drafts; at least one row "
+                "and one token a slot are needed"
             )
         assert not limits.row_width or limits.max_logits_rows >= limits.max_step_tokens, "engine: a row for each token"
         self.limits = limits
@@ -82,6 +86,8 @@ class EngineCore:
         self._sink = sink
         self._listener = listener
         self._scheduler = Scheduler(limits, config)
+        can_draft = config.max_draft_rows and limits.takes_drafts and not limits.state_bytes
+        self._speculation = speculation if can_draft else None
         self._depth = 2 if config.async_scheduling else 1  # steps under way, but for those that run ahead
         self._decode_s = 0.0  # what the step collected last took, if all it did was decode, and it is known
         self._in_flight: deque[PlannedStep] = deque()
@@ -287,6 +293,8 @@ class EngineCore:
         assert live == set(self._sequences.values()), "engine: a sequence is neither running nor waiting, or lost"
         assert len(self._in_flight) <= N_STEPS_MAX, "engine: too many steps are under way"
         assert self._n_waiting >= 0, "engine: fewer than none wait"
+        if self._speculation is not None:
+            self._speculation.check()
         if not self.has_work:
             self._scheduler.check_idle()
 
@@ -347,6 +355,8 @@ class EngineCore:
 
     def _submit_next(self) -> bool:
         scheduler, runner = self._scheduler, self._runner
+        if self._speculation is not None:
+            self._speculation.prepare(scheduler.running)
         step = scheduler.plan(self.clock())
         for slot in scheduler.pop_released_slots():
             runner.release(slot)
@@ -382,18 +392,22 @@ class EngineCore:
         if self._masks is None:
             from tiercel.sampling.constraint import MaskRows  # a start without forms does without it
 
-            self._masks = MaskRows(self.limits.n_slots, self.limits.vocab_size)
-        for sequence, row in zip(step.masked, self._masks.rows, strict=False):
-            if sequence.state is State.FINISHED or sequence in step.discarded:
-                row.words.fill(_ALL_BITS)
-                continue
-            assert sequence.constraint is not None
+            self._masks = MaskRows(self.limits.n_slots + self.config.max_draft_rows, self.limits.vocab_size)
+        rows, n = self._masks.rows, 0
+        for i in step.masked:
+            sequence = step.sequences[i]
+            n_own = step.counts[i] if i in step.foretold else 1
+            own = rows[n : n + n_own]
+            n += n_own
             try:
-                sequence.constraint.fill(row)
+                if sequence.state is State.FINISHED or sequence in step.discarded:
+                    fill_with_all(own)
+                else:
+                    fill_masks(own, sequence, step.foretold.get(i))
             except Exception as error:  # noqa: BLE001  a request's boundary: answered to it, others go on
-                row.words.fill(_ALL_BITS)
+                fill_with_all(own)
                 self._end_sequence(sequence, self._update(sequence, []), error=_form_failed(sequence, error))
-        self._runner.set_masks(step.step_id, self._masks.words[: len(step.masked)])
+        self._runner.set_masks(step.step_id, self._masks.words[:n])
 
     def _note_admissions(self, admitted: list[Sequence]) -> None:
         n_first = sum(s.n_preemptions == 0 for s in admitted)
@@ -402,7 +416,12 @@ class EngineCore:
             self._n_waiting -= n_first
 
     def _n_ahead(self) -> int:
-        """Give how many steps may be under way: more than `depth` while all of them are short and decode."""
+        """Give how many steps may be under way: more than `depth` while all of them are short and decode.
+
+        One while speculating pays: a draft made of the newest tokens is worth more than planning meanwhile.
+        """
+        if self._speculation is not None and self._speculation.waits:
+            return 1
         if self._decode_s == 0.0 or self._depth == 1 or self._scheduler.waiting:
             return self._depth
         if self._in_flight and not self._in_flight[-1].only_decodes:
@@ -458,17 +477,24 @@ class EngineCore:
             self._tiers.computed(stats.n_tokens, stats.compute_s)
         if step.only_decodes:
             self._decode_s = stats.compute_s
+        if self._speculation is not None:
+            self._speculation.collected(step, result)
+        if step.foretold:
+            self._scheduler.settle(step, Counter(result.row_seq.tolist()))
         if result.rows is not None:
             self._take_pooled(step, result)
         elif step.n_logprobs is None:
             self._take_tokens(step, result)
         else:
             self._take_rows(step, result)
+        if self._speculation is not None:
+            self._speculation.take(step.sequences)
         if self._in_flight:
             self._send_masks(self._in_flight[0])
 
     def _fail_step(self, step: PlannedStep, error: TiercelError) -> None:
         self._totals["failed"] += 1
+        self._scheduler.settle(step, {})
         self._scheduler.fail(step, list(self._in_flight))
         _log.error("engine: step %d failed, and %d sequences with it: %s", step.step_id, len(step.sequences), error)
         for sequence in step.sequences:
@@ -530,7 +556,8 @@ class EngineCore:
             if not 0 <= token_id < self.limits.vocab_size:
                 self._fail_row(sequence, token_id)
                 continue
-            is_sampled = step.samples[i] and position == step.starts[i] + step.counts[i] - 1
+            is_last = position == step.starts[i] + step.counts[i] - 1
+            is_sampled = i in step.foretold or (step.samples[i] and is_last)
             n = sequence.n_logprobs if is_sampled else sequence.n_prompt_logprobs
             entry = None
             if n is not None:
@@ -616,6 +643,8 @@ class EngineCore:
     ) -> None:
         """Give back what the sequence holds and make its final update: the one way out."""
         self._scheduler.finish(sequence, is_complete=is_complete, is_spoilt=is_spoilt)
+        if self._speculation is not None:
+            self._speculation.end(sequence)
         del self._sequences[sequence.sequence_id]
         if sequence.first_scheduled_s is None:
             with self._lock:
@@ -678,6 +707,7 @@ class EngineCore:
             totals["stale"],
             self._tell_tiers(),
             scheduler.pins.n_pages,
+            None if self._speculation is None else self._speculation.told(),
             *(scheduler.states.counts() if scheduler.states is not None else ()),
         )
 

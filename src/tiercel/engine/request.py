@@ -71,6 +71,7 @@ class NewSequence(msgspec.Struct, frozen=True, eq=False):
     constraint: "Constraint | BudgetConstraint | None" = None  # its own: form of its text, bound of its reasoning
     pools: Pools | None = None
     n_first: int | None = None  # tokens of a pair's first text
+    is_private: bool = False  # nothing of it may help another sequence, nor be helped by one
 
 
 class SequenceUpdate(msgspec.Struct, eq=False):
@@ -114,12 +115,17 @@ class Sequence(msgspec.Struct, eq=False):
     repetition: RepetitionWatch | None = None
     pools: Pools | None = None
     n_first: int | None = None
+    is_private: bool = False
 
     state: State = State.WAITING
     slot: int = -1  # -1: none
     page_ids: list[int] = msgspec.field(default_factory=list)
     n_computed: int = 0  # tokens planned to be computed: the next position to plan
     n_total: int = 0  # tokens known or being sampled by a submitted step
+    n_open: int = 0  # submitted steps with drafts of it: until they are collected the two above are what may be at most
+    foretold: list[int] = msgspec.field(default_factory=list)  # tokens that may come, from position foretold_from on
+    foretold_from: int = 0
+    n_drafts_wanted: int = 0  # of them, how many the next step is to compute beyond n_total
     n_room: int = 0  # token slots in page_ids
     key_next_at: int = 0  # tokens that must be known and planned before the next page gets its key
     last_step_id: int = -1  # the last step that names it
@@ -165,6 +171,7 @@ class Sequence(msgspec.Struct, eq=False):
             repetition=RepetitionWatch(repeating) if repeating is not None else None,
             pools=new.pools,
             n_first=new.n_first,
+            is_private=new.is_private,
             n_total=len(new.prompt_token_ids),
         )
 

@@ -23,6 +23,11 @@ it. Why no stale row can spoil a page that has a key: a key is set for known tok
 last of them or later; every row that such a page gets from its sequence computes just these tokens, and rows at later
 positions belong to other pages.
 
+Drafts. A decoding sequence may want tokens computed that are only foretold. They take rows that are set apart for them
+(`max_draft_rows`) and pages that are free, by no preemption. Which of them a step computes, and which turn out right,
+is known when it is collected: until then n_computed and n_total say what may be at most, and `settle` takes back the
+rest. A draft's key and values stand behind the known tokens, so the reasons above hold for it too.
+
 A step that fails may leave pages that were keyed too early (`fail`): the keys set since its plan are forgotten, and
 sequences that found one of these pages are computed again.
 
@@ -51,7 +56,7 @@ from tiercel.engine.states import PlannedSave, StateKeeper
 from tiercel.engine.tiers import ask_of
 from tiercel.kv.page_pool import PagePool
 from tiercel.kv.snapshots import Snapshot
-from tiercel.protocol.step import Bools, RunnerLimits, StepPlan
+from tiercel.protocol.step import Bools, Drafts, RunnerLimits, StepPlan
 
 if TYPE_CHECKING:
     from tiercel.kv.tiers.page_tiers import PageTiers
@@ -70,7 +75,8 @@ class PlannedStep(Struct, eq=False):
     counts: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
     scores: list[bool] = field(default_factory=list)
-    masked: list[Sequence] = field(default_factory=list)  # those whose sampled token a mask restricts
+    masked: list[int] = field(default_factory=list)  # the places of those whose sampled tokens masks restrict
+    foretold: dict[int, tuple[int, list[int]]] = field(default_factory=dict)  # by place: from which position on, what
     admitted: list[Sequence] = field(default_factory=list)
     page_writes: list[tuple[int, int, list[int]]] = field(default_factory=list)  # slot, first index, page ids
     keys_set: list[bytes] = field(default_factory=list)
@@ -80,11 +86,14 @@ class PlannedStep(Struct, eq=False):
     saves: list[PlannedSave] = field(default_factory=list)  # what is saved behind it
     n_logprobs: int | None = None
     n_rows: int = 0
+    n_draft_rows: int = 0
     has_scores: bool = False
 
     def add(self, sequence: Sequence, n_tokens: int, *, samples: bool, scores: bool) -> None:
         """Plan the sequence's next `n_tokens` tokens."""
         start = sequence.n_computed
+        if samples and sequence.constraint is not None:
+            self.masked.append(len(self.sequences))
         self.sequences.append(sequence)
         self.starts.append(start)
         self.counts.append(n_tokens)
@@ -94,14 +103,25 @@ class PlannedStep(Struct, eq=False):
         sequence.last_step_id = self.step_id
         if samples and sequence.pools is None:
             sequence.n_total += 1
-            if sequence.constraint is not None:
-                self.masked.append(sequence)
             if sequence.n_logprobs is not None:
                 self._want_logprobs(sequence.n_logprobs)
         if scores and sequence.pools is None:
             self.has_scores = True
             self._want_logprobs(sequence.n_prompt_logprobs or 0)
         self.n_rows += n_tokens if scores else samples
+
+    def add_drafts(self, n_drafts: int) -> None:
+        """Plan for the sequence just added that so many tokens more may be computed and sampled, if they are
+        foretold.
+        """
+        sequence, place = self.sequences[-1], len(self.sequences) - 1
+        self.foretold[place] = sequence.foretold_from, sequence.foretold
+        self.counts[-1] += n_drafts
+        sequence.n_computed += n_drafts
+        sequence.n_total += n_drafts
+        sequence.n_open += 1
+        self.n_rows += n_drafts
+        self.n_draft_rows += n_drafts
 
     @property
     def only_decodes(self) -> bool:
@@ -122,11 +142,19 @@ class PlannedStep(Struct, eq=False):
             seq_scores=memoryview(bytes(self.scores)).cast("?"),
             n_logprobs=self.n_logprobs,
             seq_masked=self._seq_masked() if self.masked else None,
+            drafts=self._drafts() if self.foretold else None,
         )
 
     def _seq_masked(self) -> Bools:
-        pairs = zip(self.sequences, self.samples, strict=True)
-        return memoryview(bytes(samples and s.constraint is not None for s, samples in pairs)).cast("?")
+        is_masked = bytearray(len(self.sequences))
+        for i in self.masked:
+            is_masked[i] = True
+        return memoryview(bytes(is_masked)).cast("?")
+
+    def _drafts(self) -> Drafts:
+        each = [self.foretold.get(i, (-1, [])) for i in range(len(self.sequences))]
+        ids = array("i", [token for _, tokens in each for token in tokens])
+        return Drafts(array("i", [first for first, _ in each]), array("i", [len(tokens) for _, tokens in each]), ids)
 
 
 class Scheduler:
@@ -145,7 +173,9 @@ class Scheduler:
         self._page_size = limits.page_size_tokens
         self._has_pages = limits.n_pages > 0
         self._n_running_max = min(config.max_num_seqs, limits.n_slots)
-        self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens)
+        self._n_draft_rows_max = config.max_draft_rows
+        self._n_rows_max = limits.max_logits_rows - config.max_draft_rows
+        self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens - config.max_draft_rows)
         self._chunk_tokens_max = config.long_prefill_token_threshold
         # Where a token sees later ones, nothing of a text can be had without all of it.
         # A state that is not kept is as good as none of the pages before it.
@@ -214,6 +244,18 @@ class Scheduler:
             self._released_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
             self._free_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
             self._held_slots = [held for held in self._held_slots if held[0] > step.step_id]
+
+    def settle(self, step: PlannedStep, n_sampled: dict[int, int]) -> None:
+        """Take back what a step with drafts did not sample. `n_sampled`: tokens by place. Before they are taken."""
+        for place in step.foretold:
+            sequence = step.sequences[place]
+            sequence.n_open -= 1
+            if sequence in step.discarded or sequence.state is State.FINISHED:
+                continue
+            n_less = step.counts[place] - n_sampled.get(place, 0)
+            sequence.n_total -= n_less
+            if sequence.state is State.RUNNING:
+                sequence.n_computed -= n_less
 
     def pop_released_slots(self) -> list[int]:
         """Give, once, the slots that the runner must release before anything else is admitted."""
@@ -346,8 +388,28 @@ class Scheduler:
             if n_missing != 1 or sequence.pools is not None:
                 prefilling.append(sequence)
             elif sequence.n_total < sequence.max_total_tokens:
+                n_drafts = self._n_drafts(step, sequence) if sequence.n_drafts_wanted else 0
                 step.add(sequence, 1, samples=True, scores=False)
+                if n_drafts or sequence.n_open:
+                    step.add_drafts(n_drafts)
         return prefilling
+
+    def _n_drafts(self, step: PlannedStep, sequence: Sequence) -> int:
+        """Give how many of the drafts that a sequence wants there is room for; pages are taken if they are free."""
+        n = min(
+            sequence.n_drafts_wanted,
+            sequence.max_total_tokens - sequence.n_total - 1,
+            self._n_draft_rows_max - step.n_draft_rows,
+        )
+        while n > sequence.n_room - sequence.n_computed - 1:
+            # One page for each that runs is left alone, as for an admission: no draft makes anyone be preempted soon.
+            page_ids = self.pool.acquire(1) if self.pool.n_free > len(self.running) else None
+            if page_ids is None:
+                return max(sequence.n_room - sequence.n_computed - 1, 0)
+            step.page_writes.append((sequence.slot, len(sequence.page_ids), page_ids))
+            sequence.page_ids += page_ids
+            sequence.n_room += self._page_size
+        return max(n, 0)
 
     def _plan_chunks(self, step: PlannedStep, prefilling: list[Sequence], n_left: int) -> int:
         """Plan chunks of prompts that are under way; return what is left of the budget."""
@@ -373,7 +435,7 @@ class Scheduler:
             return max(n, 0)
         scores = sequence.is_scoring and sequence.n_computed < sequence.n_prompt - 1 and n_missing > 1
         if scores:
-            n = min(n, self._limits.max_logits_rows - step.n_rows - n_rows_kept)
+            n = min(n, self._n_rows_max - (step.n_rows - step.n_draft_rows) - n_rows_kept)
         if n <= 0:
             return 0
         # One token that is sampled has no row to score, and the flag would only cost.
@@ -391,7 +453,7 @@ class Scheduler:
                 continue
             if len(self.running) >= self._n_running_max or not self._free_slots:
                 return
-            if step.n_rows >= self._limits.max_logits_rows or sequence.last_step_id > self._collected_id:
+            if step.n_rows - step.n_draft_rows >= self._n_rows_max or sequence.last_step_id > self._collected_id:
                 return  # in the second case tokens of it that were sampled before its preemption are still on their way
             if self._limits.needs_whole and len(sequence.token_ids) > n_left:
                 return
@@ -626,6 +688,7 @@ class Scheduler:
         assert is_ahead, f"{name}: planned too far"
         assert sequence.n_total <= sequence.max_total_tokens, f"{name}: planned too far"
         assert n_known <= sequence.n_total, f"{name}: knows more tokens than were sampled"
+        assert sequence.n_open >= 0, f"{name}: more steps with drafts ended than there were"
         assert len(set(sequence.page_ids)) == len(sequence.page_ids), f"{name}: a page twice"
         sequence.page_keys.check(sequence.token_ids)
         if not self._is_caching:

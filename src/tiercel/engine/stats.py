@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from tiercel.kv.tiers.page_tiers import TierSnapshot
 
 
+class SpeculationCounts(msgspec.Struct):
+    """What became of drafts. It only ever grows."""
+
+    n_drafts: int = 0  # steps of a sequence that had drafts
+    n_draft_tokens: int = 0
+    n_accepted_tokens: int = 0
+    n_accepted_by_position: list[int] = msgspec.field(default_factory=list)
+    n_failures: int = 0  # drafters that threw, or proposed what is no token
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True):
     """The engine at one moment. What begins with n_total only ever grows."""
 
@@ -34,6 +44,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     n_total_stale_rows: int = 0  # computed for sequences that had ended meanwhile
     tiers: "tuple[TierSnapshot, ...]" = ()  # below the page pool, in order
     n_pages_pinned: int = 0
+    speculation: SpeculationCounts | None = None  # a copy; None: nothing is speculated
     n_snapshots: int = 0  # places for recurrent states; 0: none are kept
     n_snapshots_kept: int = 0
     n_snapshots_reserved: int = 0  # a step under way saves into them

@@ -22,6 +22,10 @@ class BudgetConstraint:
         self._budget = budget
         self._inner = inner
 
+    def copy(self) -> "BudgetConstraint":
+        """Give another that goes on from here by itself."""
+        return BudgetConstraint(self._budget.copy(), None if self._inner is None else self._inner.copy())
+
     @property
     def may_end(self) -> bool:
         """Whether the text is one of the form as it is; never so without a form."""

@@ -15,6 +15,7 @@ Owner: the engine's thread. A preempted sequence keeps it: it depends on the tok
 Invariants (`check`): it is as many tokens on as it was told; what is complete, or in error, takes no more.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,13 @@ class Constraint:
         self.n_tokens = 0
         self.is_complete = False
         self.ends_with_text = False  # it is complete, and the last token is part of its text
+
+    def copy(self) -> "Constraint":
+        """Give another that goes on from here by itself, to be asked about tokens that may not come."""
+        other = copy.copy(self)
+        other._matcher = self._matcher.deep_copy()
+        other._tracker = copy.copy(self._tracker)
+        return other
 
     @property
     def may_end(self) -> bool:

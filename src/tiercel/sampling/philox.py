@@ -35,9 +35,9 @@ def philox4x32(counter: tuple[U32, int, int, int], key: tuple[int, int]) -> tupl
 def token_words(seed: int, position: int, token_ids: npt.NDArray[np.int64], *, stream: int = 0) -> U32:
     """One random word for each token id.
 
-    Key: the seed's 64 bits in two's complement. Counter: (id // 64 * 16 + id % 16, position, stream, 0), of whose four words
-    token `id` takes number id // 16 % 4: 16 neighbours take the same word of 16 counters, which suits vector registers.
-    Stream 0 draws tokens; others are independent of it (`spec.verify.Stream`).
+    Key: the seed's 64 bits in two's complement. Counter: (id // 64 * 16 + id % 16, position, stream, 0), of whose four
+    words token `id` takes number id // 16 % 4: 16 neighbours take the same word of 16 counters, which suits vector
+    registers. Stream 0 draws tokens; others are independent of it (`spec.verify.Stream`).
     """
     ids = np.asarray(token_ids, np.int64)
     key = (seed & _MASK, (seed >> 32) & _MASK)

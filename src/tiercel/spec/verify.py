@@ -7,9 +7,9 @@ probabilities of their own.
 
 p is the target's distribution after everything that a request asks for, q the one that the draft was drawn from.
 
-Noise comes in, so that it can be keyed: `uniforms` and `gumbels` are functions of (seed, position, stream). Draft, acceptance and
-residual must be independent. Streams that are shared bias the output: with q = (.5, .4, .1) and p = (.3, .5, .2) a
-residual drawn with the draft's own Gumbel noise gives (.300, .477, .223) (`tests/unit/spec/test_verify.py`).
+Noise comes in, so that it can be keyed: `uniforms` and `gumbels` are functions of (seed, position, stream). Draft,
+acceptance and residual must be independent. Streams that are shared bias the output: with q = (.5, .4, .1) and p = (.3,
+.5, .2) a residual drawn with the draft's own Gumbel noise gives (.300, .477, .223) (`tests/unit/spec/test_verify.py`).
 
 Source: Leviathan et al. 2023 (standard); Sun et al. 2024, arXiv 2403.10444 (block).
 """
@@ -80,7 +80,8 @@ def greedy(logits: F64, drafts: I64) -> Verified:
 
 
 def standard(p: F64, q: F64 | None, drafts: I64, accept: F64, residual: F64) -> Verified:
-    """Accept each draft d with probability min(1, p(d) / q(d)); instead of the first that is not, draw from max(p - q, 0).
+    """Accept each draft d with probability min(1, p(d) / q(d)); instead of the first that is not, draw from max(p - q,
+    0).
 
     Shapes:
         p         [N, K + 1, V]

@@ -5,7 +5,7 @@ slots, 32 tokens a sequence, 12 pages, 24 tokens a step, 24 rows of logits, and 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class Driver:
         scores: Sequence[int] = (),
         n_logprobs: int | None = None,
         masked: Sequence[int] = (),
-        drafts: dict[int, tuple[int, Sequence[int]]] | None = None,
+        drafts: Mapping[int, tuple[int, Sequence[int]]] | None = None,
     ) -> None:
         """Submit a step of (slot, start, tokens); `samples`, `scores` and `masked` name slots.
 
@@ -91,7 +91,7 @@ class Driver:
         samples: Sequence[int] = (),
         scores: Sequence[int] = (),
         n_logprobs: int | None = None,
-        drafts: dict[int, tuple[int, Sequence[int]]] | None = None,
+        drafts: Mapping[int, tuple[int, Sequence[int]]] | None = None,
     ) -> StepResult:
         """Run one step to its end."""
         self.submit(*rows, samples=samples, scores=scores, n_logprobs=n_logprobs, drafts=drafts)
@@ -105,7 +105,7 @@ class Driver:
         return tokens
 
 
-def _drafts_of(slots: Sequence[int], drafts: dict[int, tuple[int, Sequence[int]]]) -> Drafts:
+def _drafts_of(slots: Sequence[int], drafts: Mapping[int, tuple[int, Sequence[int]]]) -> Drafts:
     each = [drafts.get(slot, (-1, ())) for slot in slots]
     ids = [i for _, foretold in each for i in foretold]
     columns = ([first for first, _ in each], [len(foretold) for _, foretold in each], ids)

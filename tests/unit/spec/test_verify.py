@@ -47,7 +47,8 @@ def chi_square(token_ids, p):
 @pytest.mark.parametrize("how", [standard, block])
 @pytest.mark.parametrize("is_certain", [False, True])
 def test_each_emitted_token_has_the_targets_distribution(how, is_certain):
-    """The first always; the second and third given that they were emitted at all, as p does not depend on the drafts here.
+    """The first always; the second and third given that they were emitted at all, as p does not depend on the drafts
+    here.
 
     What is conditioned on must not look at the token: the whole emitted text is continued by plain draws.
     """

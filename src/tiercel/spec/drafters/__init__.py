@@ -1,1 +1,3 @@
-"""Drafters: one file each, behind one interface. None knows the engine; what they propose is verified, so it may be wrong."""
+"""Drafters: one file each, behind one interface. None knows the engine; what they propose is verified, so it may be
+wrong.
+"""

@@ -1,17 +1,18 @@
 """Suffix decoding: what followed the sequence's end most often, in itself and in what was answered lately.
 
-Each sequence has a tree of its prompt and its own output. All that share have one of their outputs beside it, which outlives
-them; it is asked as well, and believed when it promises strictly more. The trees are the core's (`_native.SuffixTree`).
+Each sequence has a tree of its prompt and its own output. All that share have one of their outputs beside it, which
+outlives them; it is asked as well, and believed when it promises strictly more. The trees are the core's
+(`_native.SuffixTree`).
 
-Memory is bounded. A sequence's tree stops growing at `sequence_bytes`, and is still asked. The shared history has two halves:
-when the newer is full, by bytes or by sequences, the older is dropped and a new one begun. So what goes first is what
-is oldest, and nothing is ever taken out of a tree.
+Memory is bounded. A sequence's tree stops growing at `sequence_bytes`, and is still asked. The shared history has two
+halves: when the newer is full, by bytes or by sequences, the older is dropped and a new one begun. So what goes first
+is what is oldest, and nothing is ever taken out of a tree.
 
 Invariant (`check`): the history is within its bytes, but for the tokens of one call.
 
-Source: SuffixDecoding, arXiv 2411.04975, and vLLM's names of the limits. We differ: eviction by halves; a run of full depth is
-continued as its latest occurrence was, so drafts are not cut at the tree's depth; an occurrence at the end of a text, which
-nothing follows, is not counted against those that went on.
+Source: SuffixDecoding, arXiv 2411.04975, and vLLM's names of the limits. We differ: eviction by halves; a run of full
+depth is continued as its latest occurrence was, so drafts are not cut at the tree's depth; an occurrence at the end of
+a text, which nothing follows, is not counted against those that went on.
 """
 
 from array import array

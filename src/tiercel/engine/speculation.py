@@ -1,0 +1,279 @@
+"""Speculation as the engine sees it: asks a drafter, decides what is worth computing, and learns from what came of it.
+
+Owner: the engine's thread. Knows neither runner nor scheduler; it writes `foretold`, `foretold_from` and
+`n_drafts_wanted` of running sequences, which the scheduler reads.
+
+Two states. While it does not `wait`, steps are planned ahead as without speculation, and guesses are only compared with
+what comes: that costs no step anything, and tells what drafting would bring. When it would bring more than waiting
+for each step takes, it waits: every guess is then made of the newest token, and computed. Back when it no longer
+does. A drafter that fails is no longer asked for that sequence, and the request goes on without it.
+
+Invariants (`check`): it follows the sequences that began and have not ended; what is foretold of one agrees with its
+known tokens; acceptance by position does not grow.
+"""
+
+import logging
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tiercel.engine.request import State
+from tiercel.engine.stats import SpeculationCounts
+from tiercel.spec.budget import Acceptance, StepCosts, choose, n_for_batch
+from tiercel.spec.drafters.interface import Drafter, Proposal, SequenceDrafter
+from tiercel.spec.settings import SpeculationSettings
+
+if TYPE_CHECKING:
+    from tiercel.engine.request import Sequence
+    from tiercel.engine.scheduler import PlannedStep
+    from tiercel.protocol.step import StepResult
+
+_log = logging.getLogger(__name__)
+
+# What a round of the engine takes that a step under way would have hidden: measured on two cores, by hand.
+_WAIT_S: Final = 1.5e-4
+_ENTERS, _LEAVES = 1.03, 1.0  # gain at which it begins to wait, and below which it no longer does
+_NEWEST: Final = 0.1
+
+
+class _Followed(msgspec.Struct):
+    """One sequence. `n_seen` of its tokens are known to the drafter, `n_right` of its guess have come."""
+
+    drafter: SequenceDrafter
+    acceptance: Acceptance
+    n_seen: int
+    guess: Proposal | None = None
+    n_right: int = 0
+    is_stale: bool = True  # tokens came since it was asked
+
+
+class Speculation:
+    """See the module's docstring."""
+
+    def __init__(self, drafter: Drafter, settings: SpeculationSettings, *, vocab_size: int) -> None:
+        self.counts = SpeculationCounts(n_accepted_by_position=[0] * settings.n_tokens_max)
+        self._drafter = drafter
+        self._settings = settings
+        self._vocab_size = vocab_size
+        self._costs = StepCosts()
+        self._acceptance = Acceptance()
+        self._followed: dict[Sequence, _Followed] = {}
+        self._failed: set[Sequence] = set()
+        self._told = SpeculationCounts()
+        self._gain = 1.0
+        self._is_waiting = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next step is to be planned only when the one before was seen."""
+        if not self._settings.is_adaptive:
+            return not self._settings.is_ahead
+        return self._is_waiting
+
+    def told(self) -> SpeculationCounts:
+        """Give a copy of the counts, the same one until they change."""
+        if self._told.n_draft_tokens != self.counts.n_draft_tokens or self._told.n_failures != self.counts.n_failures:
+            by_position = list(self.counts.n_accepted_by_position)
+            self._told = msgspec.structs.replace(self.counts, n_accepted_by_position=by_position)
+        return self._told
+
+    def prepare(self, running: "Iterable[Sequence]") -> None:
+        """Say which drafts the next step should compute."""
+        ready: list[tuple[Sequence, _Followed]] = []
+        n_rows = 0
+        for sequence in running:
+            sequence.n_drafts_wanted = 0
+            if sequence.n_total - sequence.n_computed != 1 or sequence.n_total >= sequence.max_total_tokens:
+                continue
+            n_rows += 1
+            followed = self._follow(sequence)
+            if followed is not None:
+                ready.append((sequence, followed))
+        if not ready or not (self.waits or any(followed.is_stale for _, followed in ready)):
+            return
+        n_max = n_for_batch(self._settings.n_tokens_by_batch, n_rows, self._settings.n_tokens_max)
+        for sequence, followed in ready:
+            if followed.is_stale:
+                self._guess(sequence, followed, self._settings.n_tokens_max)
+        if not self._settings.is_adaptive:
+            for sequence, _ in ready:
+                left = sequence.foretold_from + len(sequence.foretold) - sequence.n_total
+                sequence.n_drafts_wanted = min(max(left, 0), n_max)
+        elif self._costs.is_known and n_max:
+            self._choose(ready, n_rows, n_max)
+
+    def _choose(self, ready: "list[tuple[Sequence, _Followed]]", n_rows: int, n_max: int) -> None:
+        chances = [self._chances(sequence, followed, n_max) for sequence, followed in ready]
+        numbers, gain = choose(
+            chances, self._costs.seconds, n_rows=n_rows, n_drafts_max=n_max * len(ready), wait_s=_WAIT_S
+        )
+        if gain == 1.0 and self._is_waiting:  # a plain step, but it was waited for
+            cost = self._costs.seconds(n_rows)
+            gain = cost / (cost + _WAIT_S)
+        self._gain += _NEWEST * (gain - self._gain)
+        self._is_waiting = self._gain > (_LEAVES if self._is_waiting else _ENTERS)
+        if self._is_waiting:
+            for (sequence, _), n in zip(ready, numbers, strict=True):
+                if sequence.n_total == len(sequence.token_ids):  # what was planned ahead is seen first
+                    sequence.n_drafts_wanted = n
+
+    def _chances(self, sequence: "Sequence", followed: _Followed, n_max: int) -> list[float]:
+        """Estimate for each draft behind the known tokens that it and all before it come."""
+        guess = followed.guess
+        if guess is None:
+            return []
+        rate = followed.acceptance.rate(guess.n_matched)
+        n_past = len(sequence.token_ids) - sequence.foretold_from
+        n_max = min(n_max, sequence.max_total_tokens - len(sequence.token_ids) - 1)
+        before = guess.probabilities[n_past - 1] if n_past else 1.0
+        return [
+            p / before * rate ** (i + 1) for i, p in enumerate(guess.probabilities[n_past : n_past + max(n_max, 0)])
+        ]
+
+    def _follow(self, sequence: "Sequence") -> _Followed | None:
+        followed = self._followed.get(sequence)
+        if followed is None and sequence not in self._failed and sequence.pools is None:
+            known = sequence.token_ids
+            try:
+                drafter = self._drafter.begin(known[: sequence.n_prompt], shares=not sequence.is_private)
+                if len(known) > sequence.n_prompt:
+                    drafter.extend(known[sequence.n_prompt :])
+            except Exception as error:  # noqa: BLE001  a drafter's boundary: the request goes on without it
+                self._fail(sequence, error)
+                return None
+            followed = _Followed(drafter, Acceptance(self._acceptance), len(known))
+            self._followed[sequence] = followed
+        return followed
+
+    def _guess(self, sequence: "Sequence", followed: _Followed, n_max: int) -> None:
+        """Ask the drafter what follows the known tokens, unless its last guess still holds and has enough left."""
+        followed.is_stale = False
+        self._judge(followed)
+        try:
+            guess = followed.drafter.propose(n_max + 1)
+            if guess is not None:
+                self._check_guess(guess)
+        except Exception as error:  # noqa: BLE001  a drafter's boundary
+            self._fail(sequence, error)
+            guess = None
+        followed.guess, followed.n_right = guess, 0
+        sequence.foretold = guess.token_ids if guess is not None else []
+        sequence.foretold_from = len(sequence.token_ids)
+
+    def _check_guess(self, guess: Proposal) -> None:
+        ids, probabilities = guess.token_ids, guess.probabilities
+        if not ids or len(ids) != len(probabilities):
+            raise ValueError(
+                f"{len(ids)} tokens and {len(probabilities)} probabilities were proposed; as many are needed"
+            )
+        for token in ids:
+            if type(token) is not int or not 0 <= token < self._vocab_size:
+                raise ValueError(f"token {token!r} was proposed; ids from 0 to {self._vocab_size - 1} are needed")
+        last = 1.0
+        for p in probabilities:
+            if not 0.0 < p <= last:
+                raise ValueError(
+                    f"probability {p!r} behind {last!r} was proposed; it may not grow, and none is 0 or NaN"
+                )
+            last = p
+
+    def collected(self, step: "PlannedStep", result: "StepResult") -> None:
+        """Take note of what a step computed and accepted, before its tokens are taken."""
+        n_rows, is_decoding = 0, not step.admitted
+        drafted = result.seq_drafted.tolist() if result.seq_drafted is not None else None
+        for place, count in enumerate(step.counts):
+            is_decoding &= step.samples[place] and (count == 1 or place in step.foretold)
+            n_rows += 1 + drafted[place] if drafted is not None and place in step.foretold else count
+        if is_decoding:
+            self._costs.observe(n_rows, result.compute_ns * 1e-9)
+        if drafted is None:
+            return
+        counts, n_emitted = self.counts, dict.fromkeys(step.foretold, 0)
+        for place in result.row_seq.tolist():
+            if place in n_emitted:
+                n_emitted[place] += 1
+        for place, n in n_emitted.items():
+            if not drafted[place] or step.sequences[place].state is State.FINISHED:
+                continue
+            counts.n_drafts += 1
+            counts.n_draft_tokens += drafted[place]
+            counts.n_accepted_tokens += n - 1
+            for position in range(n - 1):
+                counts.n_accepted_by_position[position] += 1
+
+    def take(self, sequences: "Iterable[Sequence]") -> None:
+        """Tell the drafters what came."""
+        for sequence in sequences:
+            followed = self._followed.get(sequence)
+            if followed is None or len(sequence.token_ids) == followed.n_seen:
+                continue
+            new = sequence.token_ids[followed.n_seen :]
+            followed.n_seen = len(sequence.token_ids)
+            followed.is_stale = True
+            self._compare(followed, new)
+            try:
+                followed.drafter.extend(new)
+            except Exception as error:  # noqa: BLE001  a drafter's boundary
+                self._fail(sequence, error)
+
+    def _compare(self, followed: _Followed, new: Many[int]) -> None:
+        """See how much of a guess has come."""
+        for token in new:
+            guess, n = followed.guess, followed.n_right
+            if guess is None:
+                return
+            if n == len(guess.token_ids) or guess.token_ids[n] != token:
+                self._judge(followed, is_wrong=n < len(guess.token_ids))
+                return
+            followed.n_right += 1
+
+    def _judge(self, followed: _Followed, *, is_wrong: bool = False) -> None:
+        """Learn from a guess, and drop it."""
+        guess, n_right = followed.guess, followed.n_right
+        followed.guess = None
+        if guess is None or not (n_right or is_wrong):
+            return
+        # What the drafter said of each tested token, given those before it.
+        expected, before = 0.0, 1.0
+        for p in guess.probabilities[: n_right + is_wrong]:
+            expected += p / before
+            before = p
+        followed.acceptance.observe(guess.n_matched, n_right, expected)
+
+    def end(self, sequence: "Sequence") -> None:
+        """Forget a sequence, whatever became of it."""
+        self._failed.discard(sequence)
+        followed = self._followed.pop(sequence, None)
+        if followed is not None:
+            try:
+                followed.drafter.end()
+            except Exception as error:  # noqa: BLE001  a drafter's boundary
+                self._tell(sequence, error)
+
+    def _fail(self, sequence: "Sequence", error: Exception) -> None:
+        """Go on without a drafter that failed."""
+        self._tell(sequence, error)
+        sequence.foretold, sequence.n_drafts_wanted = [], 0
+        self._followed.pop(sequence, None)
+        self._failed.add(sequence)
+
+    def _tell(self, sequence: "Sequence", error: Exception) -> None:
+        self.counts.n_failures += 1
+        _log.warning("speculation: the drafter failed on %s, which goes on without: %r", sequence.sequence_id, error)
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant of the module's docstring does not hold."""
+        self._drafter.check()
+        self._costs.check()
+        for sequence, followed in self._followed.items():
+            name = sequence.sequence_id
+            assert sequence.state is not State.FINISHED, f"speculation: {name} has ended and is followed"
+            assert followed.n_seen == len(sequence.token_ids), f"speculation: {name} went on unseen"
+            if followed.guess is not None:
+                n = followed.n_right
+                came = sequence.token_ids[sequence.foretold_from :]
+                assert came == followed.guess.token_ids[:n], f"speculation: {name} is not as its guess is taken to be"
+        by_position = self.counts.n_accepted_by_position
+        assert by_position == sorted(by_position, reverse=True), "speculation: later drafts accepted more often"

@@ -1,0 +1,143 @@
+"""What a person may say about speculation: `--speculative`, and vLLM's `speculative_config`. Checked as a whole, at start."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tiercel.base.errors import ConfigError
+from tiercel.spec.drafters.interface import Drafter
+
+METHODS: Final = ("auto", "off", "ngram", "suffix")
+
+# Key -> (what it must be, those methods that know it; none: all).
+_KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
+    "method": (str, ()),
+    "num_speculative_tokens": (int, ()),
+    "num_speculative_tokens_per_batch_size": (list, ()),
+    "adaptive": (bool, ()),
+    "prompt_lookup_min": (int, ("ngram",)),
+    "prompt_lookup_max": (int, ("ngram",)),
+    "suffix_decoding_max_tree_depth": (int, ("suffix",)),
+    "suffix_decoding_max_cached_requests": (int, ("suffix",)),
+    "suffix_decoding_max_spec_factor": (float, ("suffix",)),
+    "suffix_decoding_min_token_prob": (float, ("suffix",)),
+}
+KEYS: Final = tuple(_KEYS)
+_N_TOKENS_MAX: Final = 512
+
+
+class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drafted, and how many.
+
+    method: "suffix" | "ngram"; None: nothing is speculated. is_asked: a person named it; else it is used where it can be.
+    n_tokens_max: drafts of one sequence in a step. 24, vLLM's default of suffix decoding. n_tokens_by_batch: what that is
+    beside so many other sequences, see `budget.n_for_batch`. is_adaptive: only what pays is computed, by what steps were
+    measured to take; else always as much as there is. is_ahead: a step may be planned before drafts of the one before
+    are seen; for tests of what is not adaptive. lookup: least and most tokens of an n-gram. suffix: what
+    `SuffixDrafter` is told.
+    """
+
+    method: str | None = "suffix"
+    is_asked: bool = False
+    n_tokens_max: int = 24
+    n_tokens_by_batch: tuple[tuple[int, int, int], ...] = ()
+    is_adaptive: bool = True
+    is_ahead: bool = False
+    lookup: tuple[int, int] = (5, 5)
+    suffix: Mapping[str, Any] = {}
+
+    @classmethod
+    def from_options(cls, speculative: str, config: Mapping[str, Any]) -> "SpeculationSettings":
+        """Build them.
+
+        Raises: ConfigError: a key is unknown or of another method, a value out of its range, or the two contradict.
+        """
+        for key, value in config.items():
+            _check_key(key, value)
+        method = config.get("method", speculative)
+        if method == "ngram_gpu" or method not in METHODS:
+            raise ConfigError(
+                f"speculative_config.method: got {method!r:.40}; {', '.join(METHODS)} are there; name one of them"
+            )
+        if speculative not in ("auto", method):
+            raise ConfigError(
+                f"speculative={speculative} and speculative_config.method={method}: they contradict; give one"
+            )
+        if method == "off":
+            return cls(method=None, is_asked=True)
+        is_asked, method = method != "auto", "suffix" if method == "auto" else method
+        for key in config:
+            if _KEYS[key][1] and method not in _KEYS[key][1]:
+                raise ConfigError(
+                    f"speculative_config.{key}: the method is {method}, which does not know it; leave it out"
+                )
+        least, most = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
+        prefix = "suffix_decoding_"
+        settings = cls(
+            method=method,
+            is_asked=is_asked,
+            n_tokens_max=config.get("num_speculative_tokens", 24),
+            n_tokens_by_batch=_ranges(config.get("num_speculative_tokens_per_batch_size", [])),
+            is_adaptive=config.get("adaptive", True),
+            lookup=(least or most or 5, most or least or 5),
+            suffix={key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)},
+        )
+        if not 1 <= settings.n_tokens_max <= _N_TOKENS_MAX:
+            raise ConfigError(
+                f"speculative_config.num_speculative_tokens: got {settings.n_tokens_max}; "
+                f"1 to {_N_TOKENS_MAX} are needed"
+            )
+        settings.make_drafter()  # whose limits it checks
+        return settings
+
+    def make_drafter(self) -> Drafter:
+        """Make the drafter.
+
+        Raises: ConfigError: one of its limits is out of range.
+        """
+        if self.method == "ngram":
+            from tiercel.spec.drafters.ngram import NgramDrafter
+
+            return NgramDrafter(n_min=self.lookup[0], n_max=self.lookup[1])
+        from tiercel.spec.drafters.suffix import SuffixDrafter
+
+        return SuffixDrafter(**self.suffix)
+
+    def n_rows_max(self, max_num_seqs: int) -> int:
+        """Draft rows that a step needs room for: all that one sequence may have, and a few of each beside it.
+
+        More rows than that cost as much as they bring on any processor, and each takes a row of logits.
+        """
+        return 0 if self.method is None else max(self.n_tokens_max, min(2 * max_num_seqs, 64))
+
+
+def _check_key(key: str, value: object) -> None:
+    if key not in _KEYS:
+        raise ConfigError(f"speculative_config.{key[:40]}: unknown; known are {', '.join(KEYS)}")
+    wanted = _KEYS[key][0]
+    is_right = isinstance(value, (int, float) if wanted is float else wanted)
+    if not is_right or (isinstance(value, bool) and wanted is not bool):
+        raise ConfigError(f"speculative_config.{key}: got {value!r:.40}; {_WORDS[wanted]} is needed")
+
+
+_WORDS: Final = {str: "a word", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
+
+
+def _ranges(given: list[Any]) -> tuple[tuple[int, int, int], ...]:
+    """Read [first, last, number] of sequences in a step and drafts of each."""
+    ranges: list[tuple[int, int, int]] = []
+    for one in given:
+        ok = isinstance(one, list | tuple) and len(one) == 3 and all(type(n) is int for n in one)
+        if not ok or one[0] > one[1] or one[2] < 0 or one[0] <= (ranges[-1][1] if ranges else 0):
+            raise ConfigError(
+                f"speculative_config.num_speculative_tokens_per_batch_size: got {one!r:.60}; "
+                "[first, last, number] of whole numbers is needed, each range behind the one before"
+            )
+        ranges.append((one[0], one[1], one[2]))
+    if ranges and ranges[0][0] != 1:
+        raise ConfigError(
+            f"speculative_config.num_speculative_tokens_per_batch_size: begins with {ranges[0][0]} sequences; "
+            "1 is needed"
+        )
+    return tuple(ranges)
