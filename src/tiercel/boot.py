@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tiercel.engine.client import EngineClient
     from tiercel.engine.config import EngineConfig
     from tiercel.engine.pooling import Pooler
+    from tiercel.engine.speculation import Speculation
     from tiercel.kv.tiers.placed import MakeTiers
     from tiercel.kv.tiers.registry import TierSpec
     from tiercel.loaders.checkpoint import Checkpoint
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tiercel.runner.native import NativeRunner
     from tiercel.runner.ready import Begun, ReadyWeights
     from tiercel.sampling.grammar_limits import GrammarLimits
+    from tiercel.spec.settings import SpeculationSettings
     from tiercel.text.conversation import Conversations
     from tiercel.text.thinking_budget import ReasoningConfig
     from tiercel.text.tokenizer import Tokenizer
@@ -328,11 +330,12 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
         ready=ready,
     )
     max_step_tokens = max(plan.options.max_num_batched_tokens, plan.capacity.max_num_seqs)
+    n_drafts = n_draft_rows(plan)
     settings = NativeSettings(
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=max_step_tokens + n_drafts,
         max_logits_rows=max_step_tokens
         if plan.pooling is not None
-        else min(max_step_tokens, max(plan.capacity.max_num_seqs, 64)),
+        else min(max_step_tokens, max(plan.capacity.max_num_seqs, 64)) + n_drafts,
         kv_dtype=plan.kv_dtype,
         n_threads=plan.n_threads,
     )
@@ -348,6 +351,48 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
         ) from error
     except RuntimeError as error:
         raise ConfigError(f"threads: {plan.n_threads} could not be started ({error}); lower threads") from error
+
+
+def speculation_settings(plan: Plan) -> "SpeculationSettings":
+    """Return how tokens of this model are drafted.
+
+    Raises: ConfigError: what was asked for is not there, or not for this model.
+    """
+    from tiercel.spec.settings import SpeculationSettings
+
+    settings = SpeculationSettings.from_options(plan.options.speculative, plan.options.speculative_config)
+    cannot = _why_no_drafts(plan)
+    if cannot is None or settings.method is None:
+        return settings
+    if settings.is_asked:
+        raise ConfigError(f"speculative: {settings.method} was asked for; {cannot}; leave it at auto, or off")
+    return msgspec.structs.replace(settings, method=None)
+
+
+def _why_no_drafts(plan: Plan) -> str | None:
+    if plan.pooling is not None:
+        return "a pooling model generates nothing"
+    if plan.capacity.state_bytes:
+        return "a model with recurrent state cannot go back behind a draft that was wrong"
+    return None
+
+
+def n_draft_rows(plan: Plan) -> int:
+    """Return how many rows of a step may be drafts; the runner has room for so many more."""
+    return speculation_settings(plan).n_rows_max(plan.capacity.max_num_seqs)
+
+
+def _speculation(plan: Plan, vocab_size: int) -> "Speculation | None":
+    settings = speculation_settings(plan)
+    if settings.method is None:
+        if plan.pooling is None and not settings.is_asked:
+            import logging
+
+            logging.getLogger(__name__).info("speculation: off, as %s", _why_no_drafts(plan))
+        return None
+    from tiercel.engine.speculation import Speculation
+
+    return Speculation(settings.make_drafter(), settings, vocab_size=vocab_size)
 
 
 def _tell_quantization(checkpoint: "Checkpoint") -> None:
@@ -432,7 +477,12 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
         runner = build_runner(plan, start.weights())
         try:
             tokenizer, conversations = text()
-            core = EngineCore(runner, engine_config(plan), make_tiers=_make_tiers(plan, tiers, runner))
+            core = EngineCore(
+                runner,
+                engine_config(plan),
+                make_tiers=_make_tiers(plan, tiers, runner),
+                speculation=_speculation(plan, runner.limits.vocab_size),
+            )
             client = EngineClient(
                 core,
                 tokenizer,
@@ -628,6 +678,7 @@ def engine_config(plan: Plan) -> "EngineConfig":
         async_scheduling=options.async_scheduling,
         max_logprobs=options.max_logprobs,
         seed=options.seed,
+        max_draft_rows=n_draft_rows(plan),
     )
     return config if options.max_waiting is None else msgspec.structs.replace(config, max_waiting=options.max_waiting)
 

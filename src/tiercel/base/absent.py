@@ -77,7 +77,7 @@ _PROGRAM: Final = "a model is one recorded program, which always runs as it is"
 _LORA: Final = "adapters (LoRA) are not there yet"
 _MEDIA: Final = "pictures, sound and video are not there yet"
 _EXPERTS: Final = "mixture-of-experts models are not there yet"
-_SPECULATION: Final = "speculative decoding is not there yet"
+_SPECULATION: Final = "drafters that are models are not there yet; see speculative_config"
 _TIERS: Final = "kv_tiers names the tiers of cached keys and values"
 _POOLING: Final = "how a model pools follows from its files"
 _STATE: Final = (
@@ -241,7 +241,6 @@ _ROWS: Final[dict[str, dict[str, tuple[tuple[Any, ...], bool]]]] = {
         "enable_ep_weight_filter": ((False,), True),
     },
     _SPECULATION: {
-        "speculative_config": ((), False),
         "spec_method": ((), False),
         "spec_model": ((), False),
         "spec_tokens": ((0,), False),
@@ -363,7 +362,6 @@ SHORT: Final[dict[str, str]] = {
     "-asc": "api_server_count",
     "-cc": "compilation_config",
     "-ac": "attention_config",
-    "-sc": "speculative_config",
     "-n": "nnodes",
     "-r": "node_rank",
     "-O": "optimization_level",

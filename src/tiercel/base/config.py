@@ -154,6 +154,24 @@ class EngineOptions:
         help='what thinking_token_budget ends reasoning with, as in \'{"reasoning_end_str": "So:</think>"}\'',
         why="the model's own marks",
     )
+    speculative: str = option(
+        "auto",
+        metavar="HOW",
+        group="model",
+        choices=("auto", "off", "ngram", "suffix"),
+        help="tokens guessed from the text so far are computed along; no answer changes. auto: suffix, where it pays",
+        why="a text that repeats itself comes several times as fast, and others lose nothing",
+    )
+    speculative_config: Mapping[str, Any] = option(
+        {},
+        short="-sc",
+        parse=parse_object,
+        keys=(),
+        metavar="JSON",
+        group="model",
+        help='how tokens are guessed, in vLLM\'s words, as in \'{"method": "ngram", "num_speculative_tokens": 8}\'',
+        why="vLLM's defaults of suffix decoding, and only what pays",
+    )
     generation_config: str = option(
         "auto",
         metavar="auto|vllm|DIR",

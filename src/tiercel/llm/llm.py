@@ -266,7 +266,8 @@ class LLM:
     def stats(self) -> dict[str, Any]:
         """Return the engine's counts so far."""
         counts = msgspec.structs.asdict(self.client.snapshot)
-        tiers = counts.pop("tiers")
+        tiers, drafts = counts.pop("tiers"), counts.pop("speculation")
+        counts |= {} if drafts is None else msgspec.structs.asdict(drafts)
         return counts | {f"tier {one.label}": one.as_dict() for one in tiers}
 
     def reset_prefix_cache(self) -> bool:

@@ -1,4 +1,6 @@
-"""What a person may say about speculation: `--speculative`, and vLLM's `speculative_config`. Checked as a whole, at start."""
+"""What a person may say about speculation: `--speculative`, and vLLM's `speculative_config`. Checked as a whole, at
+start.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -30,11 +32,11 @@ _N_TOKENS_MAX: Final = 512
 class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drafted, and how many.
 
-    method: "suffix" | "ngram"; None: nothing is speculated. is_asked: a person named it; else it is used where it can be.
-    n_tokens_max: drafts of one sequence in a step. 24, vLLM's default of suffix decoding. n_tokens_by_batch: what that is
-    beside so many other sequences, see `budget.n_for_batch`. is_adaptive: only what pays is computed, by what steps were
-    measured to take; else always as much as there is. is_ahead: a step may be planned before drafts of the one before
-    are seen; for tests of what is not adaptive. lookup: least and most tokens of an n-gram. suffix: what
+    method: "suffix" | "ngram"; None: nothing is speculated. is_asked: a person named it; else it is used where it can
+    be. n_tokens_max: drafts of one sequence in a step. 24, vLLM's default of suffix decoding. n_tokens_by_batch: what
+    that is beside so many other sequences, see `budget.n_for_batch`. is_adaptive: only what pays is computed, by what
+    steps were measured to take; else always as much as there is. is_ahead: a step may be planned before drafts of the
+    one before are seen; for tests of what is not adaptive. lookup: least and most tokens of an n-gram. suffix: what
     `SuffixDrafter` is told.
     """
 

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tiercel.api.http.tier_metrics import tier_families
+from tiercel.engine.stats import SpeculationCounts
 
 if TYPE_CHECKING:
     from tiercel.api.http.facade import EngineFacade
@@ -33,9 +34,6 @@ _ALWAYS_ZERO: Final = (
     ("external_prefix_cache_hits", "Prompt tokens found in a cache outside the engine"),
     ("mm_cache_queries", "Media items looked up among the processed"),
     ("mm_cache_hits", "Media items found among the processed"),
-    ("spec_decode_num_drafts", "Times tokens were drafted"),
-    ("spec_decode_num_draft_tokens", "Tokens drafted"),
-    ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted"),
 )
 
 _FIRST_TOKEN_S: Final = (
@@ -212,7 +210,11 @@ class Metrics(Collector):
 
     def _counters(self) -> Iterator[Metric]:
         now = self._engine.client.snapshot
+        drafts = now.speculation or SpeculationCounts()
         for name, text, value in (
+            ("spec_decode_num_drafts", "Times tokens of a sequence were drafted", drafts.n_drafts),
+            ("spec_decode_num_draft_tokens", "Tokens drafted", drafts.n_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", drafts.n_accepted_tokens),
             ("num_preemptions", "Sequences put back to wait", now.n_total_preemptions),
             ("prompt_tokens", "Prompt tokens taken in", now.n_total_prompt_tokens),
             ("generation_tokens", "Tokens generated", now.n_total_generation_tokens),
@@ -223,6 +225,11 @@ class Metrics(Collector):
             family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["model_name", "engine"])
             family.add_metric(self._labels, value)
             yield family
+        positions = ((str(i), n) for i, n in enumerate(drafts.n_accepted_by_position))
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by their place in a draft"
+        yield self._by("position", CounterMetricFamily, name, text, positions)
+        text = "Drafters that failed, or proposed what is no token; the requests went on without"
+        yield self._own_by(CounterMetricFamily, "drafter_failures", text, (("any", drafts.n_failures),), label="kind")
         for name, text in _ALWAYS_ZERO:
             family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["model_name", "engine"])
             family.add_metric(self._labels, 0)

@@ -1,0 +1,267 @@
+"""Speculation in cases by hand: drafters that fail, forms, bounded reasoning, and when it pays."""
+
+import pytest
+from engine_kit import Bench, LetterTokenizer
+from speculation_kit import KnowingDrafter, always
+
+from tiercel.engine.speculation import Speculation
+from tiercel.protocol.params import SamplingParams
+from tiercel.protocol.structured import StructuredOutputsParams
+from tiercel.sampling.budget_constraint import BudgetConstraint
+from tiercel.sampling.grammars import Grammars
+from tiercel.spec.drafters.interface import Proposal
+from tiercel.spec.settings import SpeculationSettings
+from tiercel.testing.fake_runner import FakeRunner, expected_tokens, make_limits
+from tiercel.text.thinking_budget import ReasoningMarkers, ThinkingBudget
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = [3, 1, 4, 1, 5]
+WANT = expected_tokens(PROMPT, 30, GREEDY)
+
+
+def bench_of(speculation, *, rows=20, compute_ns=0, **limits):
+    limits = make_limits(max_logits_rows=64 + rows, max_step_tokens=64 + rows, **limits)
+    runner = FakeRunner(limits, compute_ns=compute_ns)
+    return Bench(runner=runner, speculation=speculation, max_draft_rows=rows)
+
+
+def knowing(p_right=1.0):
+    return KnowingDrafter({tuple(PROMPT): [WANT]}, p_right=p_right)
+
+
+class Saying:
+    """A drafter, and its sequences, that does as it is told."""
+
+    def __init__(self, *, begin=None, extend=None, propose=None, end=None):
+        self.calls = {"begin": begin, "extend": extend, "propose": propose, "end": end}
+
+    def _do(self, name):
+        call = self.calls[name]
+        return call() if call is not None else None
+
+    def begin(self, prompt_ids, *, shares):
+        self._do("begin")
+        return self
+
+    def extend(self, token_ids):
+        self._do("extend")
+
+    def propose(self, n_max):
+        return self._do("propose")
+
+    def end(self):
+        self._do("end")
+
+    def check(self):
+        pass
+
+
+def throw():
+    raise ZeroDivisionError("a drafter's bug")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"begin": throw},
+        {"extend": throw},
+        {"propose": throw},
+        {"end": throw},
+        {"propose": lambda: Proposal([97], [1.0])},
+        {"propose": lambda: Proposal([-1], [1.0])},
+        {"propose": lambda: Proposal([True], [1.0])},
+        {"propose": lambda: Proposal(["a"], [1.0])},
+        {"propose": lambda: Proposal([1, 2], [1.0])},
+        {"propose": lambda: Proposal([1], [float("nan")])},
+        {"propose": lambda: Proposal([1, 2], [0.5, 0.6])},
+        {"propose": lambda: Proposal([], [])},
+        {"propose": lambda: 7},
+    ],
+)
+def test_a_request_goes_on_without_a_drafter_that_fails(wrong, caplog):
+    speculation = always(Saying(**wrong))
+    bench = bench_of(speculation)
+    bench.add("a", PROMPT, max_tokens=8, temperature=0.0)
+    bench.add("b", PROMPT, max_tokens=8, temperature=0.0)
+    bench.run()
+    bench.assert_idle()
+    assert bench.tokens == {"a": WANT[:8], "b": WANT[:8]}
+    assert all(final.error is None for final in bench.finals.values())
+    assert bench.core.snapshot.speculation.n_failures == 2
+    assert "drafter failed on a" in caplog.text
+
+
+def test_more_proposed_than_asked_for_is_cut():
+    speculation = always(Saying(propose=lambda: Proposal([5] * 60, [1.0] * 60)), n=3)
+    bench = bench_of(speculation)
+    bench.add("a", PROMPT, max_tokens=12, temperature=0.0)
+    bench.run()
+    assert bench.tokens["a"] == WANT[:12]
+    assert speculation.counts.n_draft_tokens <= 3 * speculation.counts.n_drafts
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_max_tokens_inside_of_what_was_drafted_ends_there(max_tokens):
+    bench = bench_of(always(knowing(), n=5))
+    bench.add("a", PROMPT, max_tokens=max_tokens, temperature=0.0)
+    bench.run()
+    assert bench.tokens["a"] == WANT[:max_tokens]
+    assert bench.finals["a"].finish_reason == "length"
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_a_stop_token_inside_of_what_was_drafted_ends_there(place):
+    bench = bench_of(always(knowing(), n=5))
+    bench.add("a", PROMPT, max_tokens=25, temperature=0.0, stop_token_ids=[WANT[place]])
+    bench.run()
+    assert bench.tokens["a"] == WANT[: WANT.index(WANT[place]) + 1]
+    assert bench.finals["a"].stop_reason == WANT[place]
+    bench.assert_idle()
+
+
+def test_a_chunk_of_a_prompt_is_as_long_as_without_drafts():
+    """Draft rows come beside the budget of tokens."""
+    counts = {}
+    for rows in (0, 12):
+        bench = bench_of(always(knowing(), n=12), rows=rows)
+        bench.add("a", PROMPT, max_tokens=30, temperature=0.0)
+        for _ in range(3):
+            bench.step()
+        seen = []
+        submit = bench.runner.submit
+        bench.runner.submit = lambda plan, seen=seen, submit=submit: (seen.append(plan), submit(plan))
+        bench.add("b", range(40), max_tokens=1, temperature=0.0)
+        bench.run()
+        counts[rows] = [
+            n
+            for plan in seen
+            for n, samples in zip(plan.seq_tokens.tolist(), plan.seq_samples.tolist(), strict=True)
+            if not samples
+        ]
+    assert counts[0]
+    assert counts[0][0] <= counts[12][0]
+    assert len(counts[12]) <= len(counts[0])
+
+
+def test_no_draft_takes_the_last_pages():
+    """One sequence drafts, another grows: nobody is preempted who would not have been."""
+    for speculation in (None, always(knowing(), n=12)):
+        bench = bench_of(speculation, n_pages=16)
+        for name in "abc":
+            bench.add(name, PROMPT, max_tokens=14, temperature=0.0)
+        bench.run()
+        assert all(bench.tokens[name] == WANT[:14] for name in "abc")
+        assert bench.scheduler.n_preemptions == 0
+
+
+def test_a_model_with_recurrent_state_takes_no_drafts():
+    speculation = always(knowing(), n=5)
+    bench = bench_of(speculation, state_bytes=100)
+    bench.add("a", PROMPT, max_tokens=12, temperature=0.0)
+    bench.run()
+    assert bench.tokens["a"] == WANT[:12]
+    assert speculation.counts.n_drafts == 0
+    assert bench.core.snapshot.speculation is None
+
+
+class Timed(FakeRunner):
+    """Steps take a millisecond, and `slope` of it more for each further row."""
+
+    slope = 0.1
+
+    def _run(self, plan):
+        result = super()._run(plan)
+        n_rows = sum(plan.seq_tokens.tolist())
+        if result.seq_drafted is not None:
+            n_rows = len(plan.seq_tokens) + sum(result.seq_drafted.tolist())
+        from msgspec.structs import replace
+
+        return replace(result, compute_ns=int(2e6 * (1 + self.slope * (n_rows - 1))))
+
+
+def play_timed(slope, p_right, n_tokens=50):
+    limits = make_limits(max_logits_rows=96, max_step_tokens=96, max_len_tokens=256, n_pages=200)
+    runner = Timed(limits)
+    runner.slope = slope
+    answers = {tuple(PROMPT): [expected_tokens(PROMPT, 240, GREEDY)]}
+    speculation = Speculation(
+        KnowingDrafter(answers, p_right=p_right), SpeculationSettings(n_tokens_max=8), vocab_size=97
+    )
+    bench = Bench(runner=runner, speculation=speculation, max_draft_rows=24)
+    bench.add("a", PROMPT, max_tokens=n_tokens, temperature=0.0)
+    bench.run()
+    assert bench.tokens["a"] == answers[tuple(PROMPT)][0][:n_tokens]
+    return speculation, runner
+
+
+def test_it_drafts_where_that_pays():
+    speculation, runner = play_timed(0.05, 1.0, n_tokens=200)
+    assert speculation.counts.n_accepted_tokens > 100
+    assert runner.n_steps_run < 110
+
+
+@pytest.mark.parametrize(("slope", "p_right"), [(0.05, 0.0), (1.0, 0.3), (3.0, 0.8)])
+def test_it_leaves_alone_what_does_not_pay(slope, p_right):
+    """Guesses that are wrong, or rows that cost as much as steps."""
+    speculation, _ = play_timed(slope, p_right, n_tokens=200)
+    assert speculation.counts.n_draft_tokens < 60  # of 1,600: what it takes to learn that
+
+
+FORMS = [{"regex": "[a-c]+x?"}, {"choice": ["one", "other"]}, {"regex": "[ -~]{2,9}"}, {"regex": "(ab|cd){1,6}"}]
+
+
+class Letters(LetterTokenizer):
+    special_tokens = {}  # noqa: RUF012  a fake's
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    grammars = Grammars(Letters(), 97, [])
+    return [grammars.compile(StructuredOutputsParams(**form)) for form in FORMS]
+
+
+def formed(compiled, form, speculation, seed):
+    bench = bench_of(speculation)
+    constraint = compiled[form].start(stop_ids=[], ignores_eos=False, thinking=None)
+    bench.add("a", PROMPT, max_tokens=12, seed=seed, constraint=constraint)
+    bench.run()
+    bench.assert_idle()
+    return bench.tokens["a"], bench.finals["a"].finish_reason
+
+
+@pytest.mark.parametrize("form", range(len(FORMS)))
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_form_gives_the_tokens_it_gives_without_drafts(compiled, form, seed, is_ahead):
+    want = formed(compiled, form, None, seed)
+    for p_right in (0.0, 0.6, 1.0):
+        drafter = KnowingDrafter({tuple(PROMPT): [want[0], want[0] + [50, 51, 52]]}, p_right=p_right, seed=seed)
+        speculation = always(drafter, n=5, is_ahead=is_ahead)
+        assert formed(compiled, form, speculation, seed) == want
+    if len(want[0]) > 4:
+        assert speculation.counts.n_accepted_tokens > 0
+
+
+MARKERS = ReasoningMarkers((chr(33 + 60),), (chr(33 + 61),), chr(33 + 70) + chr(33 + 61))
+
+
+def bounded(speculation, n_max):
+    tokenizer = Letters()
+    budget = ThinkingBudget.start(
+        MARKERS, n_max, tokenizer.encode(MARKERS.begins[0]), encode=tokenizer.encode, token_bytes=tokenizer.token_bytes
+    )
+    bench = bench_of(speculation)
+    bench.add("a", PROMPT, max_tokens=14, temperature=0.0, constraint=BudgetConstraint(budget))
+    bench.run()
+    return bench.tokens["a"]
+
+
+@pytest.mark.parametrize("n_max", [0, 1, 3, 4, 6])
+def test_reasoning_ends_where_it_ends_without_drafts(n_max):
+    """Inside of what was drafted: a draft that goes on beyond the bound is refused."""
+    want = bounded(None, n_max)
+    assert want != WANT[:14]
+    for p_right in (0.0, 0.7, 1.0):
+        for answer in (want, WANT):
+            speculation = always(KnowingDrafter({tuple(PROMPT): [answer]}, p_right=p_right), n=6)
+            assert bounded(speculation, n_max) == want

@@ -1,0 +1,99 @@
+"""Speculation through `LLM`, on the native runner: every output is the one without, down to its log-probabilities."""
+
+import pytest
+from test_recurrent_llm import TEXT as RECURRENT
+
+from tiercel import LLM, SamplingParams
+from tiercel.base.errors import ConfigError
+from tiercel.protocol.structured import StructuredOutputsParams
+from tiercel.testing.tiny_model import LATENT_CONFIG, write_tiny_model
+
+SMALL = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 16}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 7, "adaptive": False}
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+    "adaptive": False,
+}
+PROMPTS = ["abcabcabcabc", "the cat sat on the mat and the cat sat on the ", "of " * 30, "z", "abcabcabcabc"]
+CASES = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "seed": 3},
+    "filtered": {"temperature": 1.2, "seed": 4, "top_p": 0.9, "top_k": 40, "min_p": 0.02},
+    "penalised": {"temperature": 0.0, "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1},
+    "penalised sampled": {"temperature": 0.7, "seed": 9, "repetition_penalty": 1.2, "frequency_penalty": -0.3},
+    "biased": {"temperature": 0.0, "logit_bias": {97: 3.0, 98: 3.0, 99: 2.5}, "bad_words": ["ab", "c"]},
+    "allowed": {"temperature": 0.9, "seed": 1, "allowed_token_ids": [97, 98, 99]},
+    "told": {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
+    "told sampled": {"temperature": 0.6, "seed": 2, "logprobs": 2, "allowed_token_ids": list(range(97, 103))},
+    "held": {"temperature": 0.0, "min_tokens": 9, "stop_token_ids": list(range(90, 200))},
+    "stopped": {"temperature": 0.6, "seed": 2, "allowed_token_ids": [97, 98, 99], "stop": ["cab", "bb"]},
+    "formed": {"temperature": 0.8, "seed": 5, "structured_outputs": StructuredOutputsParams(regex="(ab|ba|abc){3,20}")},
+    "two": {"temperature": 0.8, "seed": 6, "n": 2},
+}
+
+
+@pytest.fixture(scope="module", params=["dense", "latent"])
+def folder(request, tmp_path_factory):
+    config = {"dense": {}, "latent": LATENT_CONFIG}[request.param]
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / request.param, config=config))
+
+
+def all_of(llm, case, max_tokens=40):
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **case)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [
+        [(one.token_ids, one.text, one.finish_reason, one.stop_reason, one.logprobs) for one in output.outputs]
+        + [output.prompt_logprobs]
+        for output in outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    with LLM(folder, speculative="off", **SMALL) as llm:
+        found = {name: all_of(llm, case) for name, case in CASES.items()}
+        assert "n_drafts" not in llm.stats()
+    return found
+
+
+@pytest.mark.parametrize("config", [SUFFIX, NGRAM], ids=["suffix", "ngram"])
+def test_every_output_is_the_one_without_drafts(folder, plain, config):
+    """Mixed batches, prompts in chunks, and prefixes that were cached by the cases before."""
+    with LLM(folder, speculative_config=config, **SMALL) as llm:
+        for name, case in CASES.items():
+            assert all_of(llm, case) == plain[name], name
+        stats = llm.stats()
+        assert stats["n_accepted_tokens"] > 100
+        assert stats["n_draft_tokens"] > stats["n_accepted_tokens"]
+        assert stats["n_failures"] == 0
+
+
+@pytest.mark.parametrize("case", ["greedy", "sampled", "told sampled"])
+def test_a_pool_that_preempts_changes_nothing(folder, plain, case):
+    """Little more than one sequence of the longest fits."""
+    with LLM(folder, speculative_config=SUFFIX, max_model_len=144, **SMALL) as roomy:
+        page_bytes = roomy._engine.plan.capacity.page_bytes
+    small = {"kv_cache_memory_bytes": 10 * page_bytes, "max_model_len": 144}
+    with LLM(folder, speculative_config=SUFFIX, **SMALL, **small) as llm:
+        assert all_of(llm, CASES[case]) == plain[case]
+        assert llm.stats()["n_total_preemptions"] > 0
+        assert llm.stats()["n_accepted_tokens"] > 0
+
+
+def test_the_default_drafts_when_that_pays_and_changes_nothing(folder, plain):
+    with LLM(folder, **SMALL) as llm:
+        for name in ("greedy", "sampled", "told"):
+            assert all_of(llm, CASES[name]) == plain[name], name
+        assert "n_drafts" in llm.stats()
+
+
+def test_drafts_of_a_model_with_recurrent_state_are_refused_and_auto_does_without(tmp_path, caplog):
+    folder = str(write_tiny_model(tmp_path, config=RECURRENT))
+    with pytest.raises(ConfigError, match="recurrent state"):
+        LLM(folder, speculative="suffix", **SMALL)
+    with caplog.at_level("INFO"), LLM(folder, **SMALL) as llm:
+        assert llm.generate(["abc"], SamplingParams(max_tokens=3), use_tqdm=False)
+    assert "speculation: off" in caplog.text

@@ -1,0 +1,73 @@
+"""What a person may say about speculation."""
+
+import pytest
+
+from tiercel.base.errors import ConfigError
+from tiercel.spec.drafters.ngram import NgramDrafter
+from tiercel.spec.drafters.suffix import SuffixDrafter
+from tiercel.spec.settings import SpeculationSettings
+
+read = SpeculationSettings.from_options
+
+
+def test_auto_is_suffix_drafting_of_what_pays():
+    settings = read("auto", {})
+    assert (settings.method, settings.is_asked, settings.is_adaptive, settings.n_tokens_max) == (
+        "suffix",
+        False,
+        True,
+        24,
+    )
+    assert isinstance(settings.make_drafter(), SuffixDrafter)
+
+
+def test_off_needs_no_room():
+    settings = read("off", {})
+    assert settings.method is None
+    assert settings.n_rows_max(8) == 0
+
+
+def test_vllms_words_for_ngrams():
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    settings = read("auto", config)
+    assert settings.is_asked
+    assert settings.lookup == (2, 4)
+    assert settings.n_tokens_max == 3
+    assert isinstance(settings.make_drafter(), NgramDrafter)
+    assert read("ngram", {}).lookup == (5, 5)
+    assert read("ngram", {"prompt_lookup_min": 3}).lookup == (3, 3)
+
+
+def test_vllms_words_for_suffixes():
+    config = {"suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_spec_factor": 2, "adaptive": False}
+    settings = read("suffix", config)
+    assert settings.make_drafter().depth == 12
+    assert not settings.is_adaptive
+
+
+def test_ranges_of_a_batch_are_read():
+    settings = read("auto", {"num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 9, 2]]})
+    assert settings.n_tokens_by_batch == ((1, 4, 8), (5, 9, 2))
+
+
+@pytest.mark.parametrize(
+    ("speculative", "config", "word"),
+    [
+        ("auto", {"methode": "ngram"}, "methode"),
+        ("auto", {"method": "eagle3"}, "eagle3"),
+        ("auto", {"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ("auto", {"num_speculative_tokens": True}, "num_speculative_tokens"),
+        ("auto", {"num_speculative_tokens": "3"}, "num_speculative_tokens"),
+        ("ngram", {"method": "suffix"}, "contradict"),
+        ("suffix", {"prompt_lookup_min": 3}, "prompt_lookup_min"),
+        ("ngram", {"prompt_lookup_min": 4, "prompt_lookup_max": 2}, "prompt_lookup_min"),
+        ("auto", {"suffix_decoding_min_token_prob": 2}, "min_token_prob"),
+        ("auto", {"adaptive": 1}, "adaptive"),
+        ("auto", {"num_speculative_tokens_per_batch_size": [[2, 3, 1]]}, "1 is needed"),
+        ("auto", {"num_speculative_tokens_per_batch_size": [[1, 3, 1], [2, 5, 1]]}, "range"),
+        ("auto", {"num_speculative_tokens_per_batch_size": [[1, 3]]}, "range"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(speculative, config, word):
+    with pytest.raises(ConfigError, match=word):
+        read(speculative, config)
