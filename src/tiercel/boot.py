@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from tiercel.models.pooling import PoolingSpec
     from tiercel.ops.lowered import Lowered
     from tiercel.ops.place import Placement
-    from tiercel.ops.program import Program
+    from tiercel.ops.program import Program, Weight
     from tiercel.runner import capacity as sizing
     from tiercel.runner.native import NativeRunner
     from tiercel.runner.ready import Begun, ReadyWeights
+    from tiercel.runner.sizes import ModelSizes
     from tiercel.sampling.grammar_limits import GrammarLimits
     from tiercel.spec.settings import SpeculationSettings
     from tiercel.text.conversation import Conversations
@@ -741,26 +742,20 @@ def describe(model: str | None, *, program: bool = False, explain: bool = False)
             formats[str(tensor_format)] = formats.get(str(tensor_format), 0) + tensor_format.nbytes(_count(shape))
         summary = [
             ("architecture", info.architecture),
-            ("parameters", f"{info.n_parameters:,}"),
-            ("layers", info.n_layers),
             ("vocabulary", f"{info.vocab_size:,}"),
             ("context", f"{info.max_len_tokens:,} tokens"),
             (
-                "weights",
+                "formats",
                 ", ".join(
                     f"{name} {size / (1 << 20):.1f} MiB" for name, size in sorted(formats.items(), key=lambda f: -f[1])
                 ),
             ),
             *([("stored as", stored.describe())] if (stored := plan.checkpoint.quantization) is not None else []),
-            (
-                "KV a token",
-                ", ".join(f"{info.kv_bytes_per_token(t):,} B ({t})" for t in info.kv_dtypes),
-            ),
             ("here", plan.capacity.describe()),
             ("threads", plan.n_threads),
             ("identity", plan.identity),
         ]
-        found: dict[str, object] = {"summary": summary}
+        found: dict[str, object] = {"summary": summary, "sizes": _sizes(plan)}
         if program:
             found["program"] = f"{plan.program.text()}\n{plan.lowered.text()}"
         if explain:
@@ -768,6 +763,24 @@ def describe(model: str | None, *, program: bool = False, explain: bool = False)
 
             found["explain"] = explain_program(plan.lowered, is_float32_compute=plan.is_float32_compute)
         return found
+
+
+def _sizes(plan: Plan) -> "ModelSizes":
+    """Return the model's arithmetic, with bytes as the checkpoint has them."""
+    from tiercel.runner.sizes import sizes_of
+
+    tensors = plan.checkpoint.tensors
+    matrix_names = [name for name, shape in plan.model.expected_weights().items() if len(shape) == 2]
+    floats = {tensors[name].format for name in matrix_names} & {Format.F32, Format.F16, Format.BF16}
+
+    def n_bytes_of(name: str, weight: "Weight") -> int:
+        tensor, count = tensors[name], _count(weight.shape)
+        if tensor.matrix is not None:
+            return tensor.matrix.n_bytes * count // _count(tensor.shape)
+        return tensor.format.nbytes(count)
+
+    stored = min((f.nbytes(1) for f in floats), default=Format.F32.nbytes(1))
+    return sizes_of(plan.program, plan.info, n_bytes_of, stored_float_bytes=stored)
 
 
 def _count(shape: tuple[int, ...]) -> int:

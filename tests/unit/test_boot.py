@@ -243,10 +243,11 @@ def test_a_description_names_what_a_person_may_ask(folder):
     found = boot.describe(str(folder))
     summary = dict(found["summary"])
     assert summary["architecture"] == "LlamaForCausalLM"
-    assert summary["parameters"] == f"{264 * 64 * 2 + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64):,}"
-    assert summary["weights"].startswith("f32 ")
+    n_weights = 264 * 64 * 2 + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64)
+    assert (found["sizes"].n_weights, found["sizes"].n_bytes) == (n_weights, 4 * n_weights)
+    assert summary["formats"].startswith("f32 ")
     assert summary["context"] == "256 tokens"
-    assert set(found) == {"summary"}
+    assert set(found) == {"summary", "sizes"}
     assert not is_open(folder)
 
 

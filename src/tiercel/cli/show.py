@@ -1,9 +1,10 @@
-"""`tiercel show`: describe a model, its recorded program, and which kernel and format each op got and why."""
+"""`tiercel show`: describe a model, its arithmetic, its recorded program, and which kernel and format each op got."""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tiercel.base.errors import ConfigError
 from tiercel.cli.options import SOURCE_OPTIONS, given_options
 from tiercel.cli.parsing import CommandParser
 from tiercel.cli.run import add_model_source, find_model
@@ -12,7 +13,10 @@ from tiercel.cli.run_request import RunRequest
 
 def configure(parser: CommandParser) -> None:
     """Give `parser` what `show` takes."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a folder, .gguf file, catalogue name or org/name")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="a folder, .gguf file, catalogue name or org/name; or a config.json"
+    )
+    parser.add_argument("--memory", metavar="SIZE", help="say what fits in so much memory, such as 24GiB")
     parser.add_argument("--program", action="store_true", help="print the recorded program")
     parser.add_argument("--explain", action="store_true", help="say which kernel and format each op got, and why")
     parser.add_argument("--json", action="store_true", help="write JSON")
@@ -21,15 +25,30 @@ def configure(parser: CommandParser) -> None:
 
 def execute(args: Any) -> int:
     """Write what is known of the model."""
-    found = find_model(RunRequest(args.model, None), offline=args.offline, **given_options(args, SOURCE_OPTIONS))
-    told = describe_model(str(found.path), program=args.program, explain=args.explain)
+    from tiercel.cli import show_sizes
+
+    memory = None if args.memory is None else show_sizes.read_memory(args.memory)
+    config = show_sizes.config_named(args.model)
+    if config is not None:
+        if args.program or args.explain:
+            raise ConfigError(f"show: {config} has no weights beside it, which decide the program; name a whole model")
+        name, told = str(config), show_sizes.describe_config(config)
+    else:
+        found = find_model(RunRequest(args.model, None), offline=args.offline, **given_options(args, SOURCE_OPTIONS))
+        name, told = found.display_name, describe_model(str(found.path), program=args.program, explain=args.explain)
+    told = dict(told)
+    sizes = told.pop("sizes", None)
     if args.json:
         import json
 
-        json.dump({"model": found.display_name, **told}, sys.stdout, indent=2, default=str)
+        if sizes is not None:
+            told["sizes"] = show_sizes.as_json(sizes, memory)
+        json.dump({"model": name, **told}, sys.stdout, indent=2, default=str)
         print()
         return 0
-    rows = [("model", found.display_name), *told.get("summary", ())]
+    rows = [("model", name), *told.get("summary", ())]
+    if sizes is not None:
+        rows += show_sizes.rows_of(sizes, memory)
     width = max(len(str(key)) for key, _ in rows)
     for key, value in rows:
         print(f"{key:<{width}}  {value}")

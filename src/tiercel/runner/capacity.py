@@ -136,9 +136,9 @@ def plan(
     `max_model_len` None means the model's own length, or the largest that fits if memory is short; -1 asks for the
     largest that fits. `pool_bytes` None means enough for `max_num_seqs` full sequences, but at most a quarter of
     `available_bytes`. Each of `max_num_seqs` slots takes `state_bytes` of memory first. With `keeps_states`, snapshots
-    share the pool's bytes. `extra_bytes` of pages come on top, for what ended requests leave behind: on a CPU the memory
-    below the pool is the pool. A model that keeps no keys and values has no pool, and no length is too long for one;
-    where its states are kept, pages are counted, by whose keys they are found.
+    share the pool's bytes. `extra_bytes` of pages come on top, for what ended requests leave behind: on a CPU the
+    memory below the pool is the pool. A model that keeps no keys and values has no pool, and no length is too long for
+    one; where its states are kept, pages are counted, by whose keys they are found.
 
     Raises:
         ConfigError: a setting is out of its range.
