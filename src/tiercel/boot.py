@@ -531,8 +531,9 @@ def _make_tiers(plan: Plan, specs: "tuple[TierSpec, ...]", runner: "NativeRunner
             "leave kv_tiers out"
         )
     size = plan.capacity.page_size_tokens
-    state = runner.state_group
-    identity = TierIdentity(plan.info.architecture, plan.identity, size, (group,) if state is None else (group, state))
+    state, about = runner.state_group, plan.resolved.display_name
+    groups = (group,) if state is None else (group, state)
+    identity = TierIdentity(plan.info.architecture, plan.identity, size, groups, about)
     return lambda wake, clock: place_tiers(specs, identity, wake, clock)
 
 

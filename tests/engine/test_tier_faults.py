@@ -24,6 +24,7 @@ class Ops(FileOps):
     """A disk that waits, fails, or is full, when it is told to."""
 
     def __init__(self):
+        super().__init__()
         self.may_read = Event()
         self.may_read.set()
         self.fails = False

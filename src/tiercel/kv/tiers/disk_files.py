@@ -36,7 +36,13 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileOps:
-    """The operating system's calls that a disk tier makes. Tests derive from it to make them fail. Raises OSError."""
+    """The operating system's calls that a disk tier makes. Tests derive from it to make them fail. Raises OSError.
+
+    `reads_past_cache`: what the page cache does not have is read past it.
+    """
+
+    def __init__(self, *, reads_past_cache: bool = True) -> None:
+        self._reads_past_cache = reads_past_cache
 
     def make_folder(self, path: Path, *, parents: bool) -> None:
         """Make a folder for its owner only."""
@@ -75,7 +81,9 @@ class FileOps:
             n_bytes = os.fstat(fd).st_size
             if n_bytes > len(buffer):
                 return n_bytes
-            n_read = 0 if _is_cached(fd, n_bytes, buffer) else _read_past_cache(fd, buffer)
+            n_read = 0
+            if self._reads_past_cache and not _is_cached(fd, n_bytes, buffer):
+                n_read = _read_past_cache(fd, buffer)
             while n_read < n_bytes:
                 n = os.preadv(fd, [buffer[n_read:]], n_read)
                 if n == 0:

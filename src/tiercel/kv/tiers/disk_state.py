@@ -29,6 +29,7 @@ from tiercel.kv.tiers.interface import (
 from tiercel.kv.tiers.record import RecordFormat, RecordHead
 
 _N_ABSENT_MAX = 65_536  # keys known to be absent: 8 MiB at most
+N_READERS = 4  # see docs/log.md; a reader waits for the disk most of the time
 _N_LOADS_MAX = 8  # that a reader takes at a time
 
 
@@ -36,8 +37,7 @@ _N_LOADS_MAX = 8  # that a reader takes at a time
 class DiskLimits:
     """How much a disk tier does at once. Times are seconds."""
 
-    # 4: 128 objects of 360 KiB, page cache dropped, on 2 cores: 128 ms with 1, 140 with 2, 57 with 4, 49 with 8.
-    n_readers: int = 4
+    n_readers: int = N_READERS
     n_queued_loads: int = 8192  # 128k tokens in pages of 16
     queued_store_bytes: int = 64 << 20
     buffer_bytes: int = 64 << 20  # memory that is kept to read into, beside what loads and stores are using

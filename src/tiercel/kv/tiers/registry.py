@@ -33,6 +33,8 @@ import msgspec
 from tiercel.base.errors import ConfigError
 from tiercel.base.units import format_bytes, parse_bytes
 from tiercel.kv.tiers.disk import DiskTier
+from tiercel.kv.tiers.disk_files import FileOps
+from tiercel.kv.tiers.disk_state import N_READERS, DiskLimits
 from tiercel.kv.tiers.guard import GuardedTier, sealed_identity
 from tiercel.kv.tiers.identity import TierIdentity
 from tiercel.kv.tiers.interface import Clock, Tier, Wake
@@ -40,6 +42,7 @@ from tiercel.kv.tiers.memory import MemoryTier
 from tiercel.kv.tiers.record import RecordFormat
 
 _NEEDED: Final = object()
+_N_READERS_MAX = 64
 
 
 def tier_option(*, parse: Callable[[str], Any], default: Any = _NEEDED) -> Any:
@@ -74,9 +77,15 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class DiskOptions:
-    """What a `disk` entry takes."""
+    """What a `disk` entry takes. `direct_reads`: what the page cache does not have is read past it."""
 
     path: Path = tier_option(parse=_parse_folder)  # noqa: RUF009 - a field, as `dataclasses.field` makes it
+    direct_reads: bool = True
+    n_readers: int = N_READERS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_readers <= _N_READERS_MAX:
+            raise ValueError(f"n_readers: got {self.n_readers}; need 1 to {_N_READERS_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,9 @@ class TierSpec:
 
 
 def _make_disk(identity: TierIdentity, options: DiskOptions, capacity_bytes: int, wake: Wake, clock: Clock) -> Tier:
-    return DiskTier(identity, options.path, capacity_bytes, wake, clock)
+    limits = DiskLimits(n_readers=options.n_readers)
+    ops = FileOps(reads_past_cache=options.direct_reads)
+    return DiskTier(identity, options.path, capacity_bytes, wake, clock, limits=limits, ops=ops)
 
 
 def _make_memory(identity: TierIdentity, options: MemoryOptions, capacity_bytes: int, wake: Wake, clock: Clock) -> Tier:

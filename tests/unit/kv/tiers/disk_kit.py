@@ -14,6 +14,7 @@ class FaultyOps(FileOps):
     """Writes at most `n_room` bytes more; reads wait for `may_read`, and raise what `read_error` says."""
 
     def __init__(self):
+        super().__init__()
         self.n_room = None
         self.write_error = errno.ENOSPC
         self.read_error = None

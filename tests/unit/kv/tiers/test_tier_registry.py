@@ -79,6 +79,8 @@ REFUSED = {
     "no path": ([{"type": "disk", "capacity": 1}], r"kv_tiers\[0\]\.path: missing"),
     "an empty path": ([DISK | {"path": ""}], r"kv_tiers\[0\]\.path: got ''; need a folder"),
     "a path of another type": ([DISK | {"path": 3}], r"kv_tiers\[0\]\.path: got 3; need text"),
+    "no readers": ([DISK | {"n_readers": 0}], r"kv_tiers\[0\]: n_readers: got 0; need 1 to 64"),
+    "a switch that is none": ([DISK | {"direct_reads": "yes"}], r"kv_tiers\[0\]\.direct_reads: Expected `bool`"),
     "no capacity": ([{"type": "disk", "path": "kv"}], r"kv_tiers\[0\]\.capacity: got None; need a size"),
     "a capacity of true": ([DISK | {"capacity": True}], r"kv_tiers\[0\]\.capacity: got True; need a size"),
     "a capacity in words": (
@@ -125,6 +127,16 @@ REFUSED = {
 def test_what_is_wrong_is_refused_with_its_place(entries, words):
     with pytest.raises(ConfigError, match=words):
         read_tiers(entries)
+
+
+def test_a_disk_reads_as_its_entry_says(tmp_path):
+    entry = DISK | {"path": str(tmp_path / "kv"), "direct_reads": False, "n_readers": 3}
+    tier = opened(entry)
+    assert tier.store([1, 2]) == [Outcome.DONE] * 2
+    assert bytes_of(tier.load([2])[0]) == body_of(2)
+    inner = tier.tier._tier
+    assert (inner._limits.n_readers, inner._folder._ops._reads_past_cache) == (3, False)
+    tier.tier.close()
 
 
 def test_a_module_that_raises_when_it_is_imported_is_named(tmp_path, monkeypatch):
