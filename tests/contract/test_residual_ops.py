@@ -69,8 +69,9 @@ def test_a_mix_agrees_with_its_definition(level, case):
 @pytest.mark.parametrize("case", ["nine-odd", "most"])
 def test_a_mix_has_the_same_bits_at_every_level_in_any_chunks_on_any_threads(case):
     expected = run(*mix_of(case), [40], level=LEVELS[0], n_threads=1)
-    for options in ({"n_threads": 3}, {"passes": Passes.none()}, *({"level": level} for level in LEVELS)):
-        for chunks in ([40], [1] * 40, [3, 1, 20, 16]):
+    alone = [{"level": level, "n_threads": 1} for level in LEVELS]
+    for options in (*alone, {"n_threads": 3}, {"passes": Passes.none(), "n_threads": 1}):
+        for chunks in ([1] * 40 if options in alone else [40], [3, 1, 20, 16]):
             got = run(*mix_of(case), chunks, **options)
             assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
 
