@@ -35,6 +35,7 @@ class Lfm2(Decoder):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Read an LFM2 config; see `Model.from_config`."""
         fields = ConfigFields(config)
+        fields.only("hidden_act", "silu", "swish", why="the feed-forward is made for it")
         fields.only("conv_bias", False, why="no released LFM2 has biases")
         fields.only("use_pos_enc", True, why="attention is rotated")
         fields.only("block_use_swiglu", True, why="the feed-forward is gated")
