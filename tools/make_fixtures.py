@@ -169,7 +169,7 @@ LING: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "pad_token_id": 0,
     "eos_token_id": 2,
-    "num_mtp_layers": 0,
+    "num_mtp_layers": 1,
     "head_dim": 16,
     "layer_group_size": 2,
 }
@@ -464,7 +464,8 @@ def ling_name(config: Any, name: str) -> str:
     name = name.replace(".embed_tokens.", ".word_embeddings.").replace(".self_attn.", ".attention.")
     name = name.replace(".forget_gate.", ".").replace(".e_score_correction_bias", ".expert_bias")
     parts = name.split(".")
-    is_full = parts[1] == "layers" and config.layer_types[int(parts[2])] == "full_attention"
+    # A draft head's layer, past the last, is of latent attention.
+    is_full = parts[1] == "layers" and [*config.layer_types, *["full_attention"] * 9][int(parts[2])] == "full_attention"
     return name.replace(".o_proj.", ".dense.") if is_full else name
 
 

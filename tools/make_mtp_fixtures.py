@@ -22,11 +22,15 @@ OUT = Path(__file__).parent.parent / "tests" / "model" / "mtp_fixtures"
 QWEN = {"join": "mtp.fc", "token": "mtp.pre_fc_norm_embedding", "hidden": "mtp.pre_fc_norm_hidden"}
 QWEN |= {"norm": "mtp.norm", "layer": "mtp.layers.0"}
 DEEPSEEK = {"join": "eh_proj", "token": "enorm", "hidden": "hnorm", "norm": "shared_head.norm"}
+LING = DEEPSEEK | {"norm": "final_layernorm"}
 
 
-def deepseek_names(config: Any) -> dict[str, str]:
+def names_of(config: Any) -> dict[str, str]:
+    if config.model_type.startswith("qwen"):
+        return QWEN
     layer = f"model.layers.{config.num_hidden_layers}"
-    return {role: f"{layer}.{name}" for role, name in DEEPSEEK.items()} | {"layer": layer}
+    names = DEEPSEEK if config.model_type == "deepseek_v3" else LING
+    return {role: f"{layer}.{name}" for role, name in names.items()} | {"layer": layer}
 
 
 def one_layer(config: Any) -> Any:
@@ -38,18 +42,18 @@ def one_layer(config: Any) -> Any:
         config.mlp_layer_types = ["sparse"]
     else:
         config.layer_types = ["full_attention"]
+        config.mlp_layer_types = ["sparse"]
     return config
 
 
 def head_logits(config: Any) -> torch.Tensor:
-    is_deepseek = config.model_type == "deepseek_v3"
-    names = deepseek_names(config) if is_deepseek else QWEN
+    names, adds_one = names_of(config), config.model_type.startswith("qwen")
 
     def weight(role: str, *shape: int) -> torch.Tensor:
-        return torch.from_numpy(fill_by_name(f"{names[role]}.weight", shape, norms_add_one=not is_deepseek))
+        return torch.from_numpy(fill_by_name(f"{names[role]}.weight", shape, norms_add_one=adds_one))
 
     def norm(x: torch.Tensor, role: str) -> torch.Tensor:
-        w = weight(role, x.shape[-1]) + (0.0 if is_deepseek else 1.0)
+        w = weight(role, x.shape[-1]) + (1.0 if adds_one else 0.0)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.rms_norm_eps) * w
 
     def rename(name: str) -> str:
@@ -61,7 +65,7 @@ def head_logits(config: Any) -> torch.Tensor:
     with torch.no_grad():
         hidden = target.model(ids).last_hidden_state[:, :-1]  # normed
         token = target.model.embed_tokens(ids[:, 1:])
-        if is_deepseek:
+        if config.model_type == "deepseek_v3":
             token[:, 0] = 0.0
         joined = torch.cat([norm(token, "token"), norm(hidden, "hidden")], dim=-1)
         return head(inputs_embeds=joined @ weight("join", n, 2 * n).T).logits[0]
@@ -69,5 +73,5 @@ def head_logits(config: Any) -> torch.Tensor:
 
 if __name__ == "__main__":
     known = models()
-    for fixture in ("deepseek_v3_experts", "qwen3_5", "qwen3_5_moe"):
+    for fixture in ("deepseek_v3_experts", "qwen3_5", "qwen3_5_moe", "ling"):
         write(OUT / f"{fixture}.json", fixture_of(known[fixture], head_logits(known[fixture])))

@@ -28,6 +28,7 @@ from tiercel.models.info import ModelInfo
 from tiercel.models.kimi_config import DeltaAttention
 from tiercel.models.model import RecordOptions
 from tiercel.models.moe import MixtureConfig, read_experts
+from tiercel.models.mtp import DraftNames, draft_weights, record_draft
 from tiercel.models.rope import RopeParameters, parse_rope
 from tiercel.ops.program import KvLayer, Value
 from tiercel.ops.recorder import Recorder
@@ -94,7 +95,8 @@ _OF_MIXTURES = (
 class LingConfig(LatentConfig):
     """What Ling 3 adds. `is_linear[i]` and `is_sparse[i]` say what layer i's two parts are.
 
-    `limits[i]` clamp layer i's experts and its shared expert; 0 is none. `n_drafts` are layers past the last.
+    `limits[i]` clamp layer i's experts and its shared expert; 0 is none. `n_drafts` are layers past the last, of which
+    the first is the draft head's.
     """
 
     delta: DeltaAttention
@@ -128,16 +130,23 @@ class Ling(Decoder):
         states = tuple(c.delta.state(i) for i, is_linear in enumerate(kinds) if is_linear)
         return structs.replace(super().info, kv_layers=kv, state_layers=states)
 
+    def _parts(self, i: int) -> tuple[bool, MixtureConfig | None]:
+        """Return whether layer i is linear, and its mixture; the layer past the last drafts tokens."""
+        c = self.config
+        if i == c.n_layers:
+            return False, c.mixture
+        return c.is_linear[i], c.mixture if c.is_sparse[i] else None
+
     def weights_of_layer(self, i: int) -> Shapes:
         """Return the shapes of layer i's weights."""
-        c = self.config
+        c, (is_linear, mixture) = self.config, self._parts(i)
         shapes: Shapes = {f"{name}_layernorm.weight": (c.hidden_size,) for name in ("input", "post_attention")}
-        shapes |= self._delta_weights() if c.is_linear[i] else self._latent_weights()
-        if c.mixture is None or not c.is_sparse[i]:
+        shapes |= self._delta_weights() if is_linear else self._latent_weights()
+        if mixture is None:
             return shapes | _gated_weights("mlp", c.intermediate_size, c.hidden_size)
-        mixture = {f"mlp.{name}": shape for name, shape in c.mixture.weights(c.hidden_size).items()}
-        shapes |= mixture | {"mlp.gate.expert_bias": (c.mixture.routing.n_experts,)}
-        width = c.n_shared * c.mixture.intermediate_size
+        shapes |= {f"mlp.{name}": shape for name, shape in mixture.weights(c.hidden_size).items()}
+        shapes["mlp.gate.expert_bias"] = (mixture.routing.n_experts,)
+        width = c.n_shared * mixture.intermediate_size
         return shapes | _gated_weights("mlp.shared_experts", width, c.hidden_size)
 
     def _delta_weights(self) -> Shapes:
@@ -175,7 +184,7 @@ class Ling(Decoder):
         """Write layer i's mixer over its normalised input, for the rows that the layer passes on."""
         del options
         c, prefix = self.config, f"{self.prefix}.layers.{i}.attention"
-        if c.is_linear[i]:
+        if self._parts(i)[0]:
             return self._delta(rec, i, prefix, h)
         q, latents = latent_projections(rec, c, prefix, h)
         made = (self.kept_rows(rec, i, q), latents)
@@ -204,15 +213,30 @@ class Ling(Decoder):
 
     def mlp(self, rec: Recorder, i: int, h: Value) -> Value:
         """Write layer i's feed-forward over its normalised input: dense, or a mixture and its shared expert."""
-        c, prefix = self.config, f"{self.prefix}.layers.{i}.mlp"
-        if c.mixture is None or not c.is_sparse[i]:
+        c, prefix, (_, mixture) = self.config, f"{self.prefix}.layers.{i}.mlp", self._parts(i)
+        if mixture is None:
             return super().mlp(rec, i, h)
         act, params = _clamped(c.limits[i][0])
-        mixture = replace(c.mixture, act=act, act_params=params)
-        y = mixture.record(rec, prefix, h, bias=f"{prefix}.gate.expert_bias")
+        y = replace(mixture, act=act, act_params=params).record(rec, prefix, h, bias=f"{prefix}.gate.expert_bias")
         gate, up = (rec.linear(h, f"{prefix}.shared_experts.{name}_proj.weight") for name in ("gate", "up"))
         shared = rec.gated(gate, up, *_clamped(c.limits[i][1]))
         return rec.add(y, rec.linear(shared, f"{prefix}.shared_experts.down_proj.weight"))
+
+    @property
+    def _draft_names(self) -> DraftNames:
+        names = ("eh_proj", "enorm", "hnorm", "final_layernorm")
+        return DraftNames(*(f"{self.layer_prefix(self.config.n_layers)}.{name}.weight" for name in names))
+
+    def mtp_weights(self) -> Shapes:
+        """Return the shapes of the draft head's weights."""
+        c = self.config
+        return draft_weights(self, self._draft_names) if c.n_drafts and c.mixture is not None else {}
+
+    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
+        """Write the draft head, of latent attention and a mixture; a first token counts as any other."""
+        if not self.mtp_weights():
+            return super().forward_mtp(rec, options)
+        return record_draft(self, rec, options, self._draft_names, skips_first=False)
 
 
 def _clamped(limit: float) -> tuple[str, tuple[float, ...]]:
@@ -319,15 +343,15 @@ def _read_mixture(fields: ConfigFields) -> tuple[MixtureConfig, int]:
 
 
 def _read_limits(fields: ConfigFields, name: str, n_layers: int, n_drafts: int) -> list[float]:
-    """Return each layer's limit, 0 for none; a list may go on to the layers that draft."""
-    given = fields.raw(name)
+    """Return the limit of each layer, and of those that draft; 0 is none, as for those behind a list's end."""
+    given, n = fields.raw(name), n_layers + n_drafts
     if given is None:
-        return [0.0] * n_layers
+        return [0.0] * n
     values = [0.0 if v is None else v for v in given] if isinstance(given, list | tuple) else []
-    fits = n_layers <= len(values) <= n_layers + n_drafts
+    fits = n_layers <= len(values) <= n
     if not fits or any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 <= v < 1e38 for v in values):
         raise fields.broken(name, given, f"a list of {n_layers} numbers >= 0, one a layer,")
-    return [float(v) for v in values[:n_layers]]
+    return [float(v) for v in values] + [0.0] * (n - len(values))
 
 
 def _read_rotation(fields: ConfigFields, dim: int, max_position: int) -> RopeParameters:
