@@ -70,15 +70,25 @@ def alone(folder):
         return [answers(llm, [prompt])[0] for prompt in PROMPTS]
 
 
-def test_more_requests_than_slots_get_what_each_gets_alone(folder, alone):
+def test_more_requests_than_slots_get_what_each_gets_alone_without_a_page(folder, alone):
     """Slots are used again while steps that named their last owner are still under way."""
-    with LLM(str(folder), **SMALL) as llm:
+    with LLM(str(folder), **SMALL, enable_prefix_caching=False) as llm:
         for _ in range(2):
             assert answers(llm, PROMPTS) == alone
         llm.client.core._scheduler.check()
         snapshot = llm.client.snapshot
-        # Pages of no bytes are counted, enough for every slot, so that states are found by their keys.
-        assert (snapshot.n_pages, snapshot.kv_usage_frac, snapshot.n_total_preemptions) == (3 * 16, 0.0, 0)
+        assert (snapshot.n_pages, snapshot.kv_usage_frac, snapshot.n_total_preemptions) == (0, 0.0, 0)
+
+
+def test_a_prompt_that_was_computed_is_found_again_and_its_answer_has_the_same_bits(folder, alone):
+    """By pages that are counted and hold nothing: their keys are those of states that were kept."""
+    with LLM(str(folder), **SMALL) as llm:
+        assert llm.client.snapshot.n_pages == 3 * 16
+        assert answers(llm, PROMPTS[-2:]) == alone[-2:]
+        assert llm.client.snapshot.n_total_prefix_hits_tokens == 0
+        assert answers(llm, PROMPTS[-2:]) == alone[-2:]
+        assert llm.client.snapshot.n_total_prefix_hits_tokens > 0
+        llm.client.core._scheduler.check()
 
 
 @pytest.mark.parametrize("options", [{"quantization": "q8_0"}, {"kv_cache_dtype": "int8"}, {"dtype": "float32"}])
@@ -88,9 +98,10 @@ def test_a_batch_changes_no_token_under_other_options(folder, options):
         assert answers(llm, PROMPTS[:3]) == apart
 
 
-def test_preempted_requests_get_what_each_gets_alone(folder, alone):
+@pytest.mark.parametrize("caches", [False, True])
+def test_preempted_requests_get_what_each_gets_alone(folder, alone, caches):
     """No page is ever short here, so the test preempts: a failed step's successors are computed again so, too."""
-    with LLM(str(folder), **SMALL) as llm:
+    with LLM(str(folder), **SMALL, enable_prefix_caching=caches) as llm:
         scheduler, numbers = llm.client.core._scheduler, count()
         plan = scheduler.plan
 

@@ -77,6 +77,18 @@ def test_a_model_without_keys_and_values_needs_no_pool():
     )
 
 
+def test_where_only_states_are_kept_pages_are_counted_and_not_without_end():
+    """By their keys states are found; a context that nothing bounds must not have as many records."""
+    many = {"kv_token_bytes": 0, "state_bytes": MIB, "available_bytes": 1 << 34, "keeps_states": True}
+    found = capacity(**many)
+    assert (found.n_pages, found.page_bytes, found.n_full_sequences) == (4 * 128, 0, 4.0)
+    assert found.n_snapshots > 0
+    endless = capacity(**many, model_len_tokens=1 << 20, max_num_seqs=64)
+    assert (endless.n_pages, endless.max_len_tokens) == (1 << 18, 1 << 20)
+    assert "; 4 requests of 1,048,576 tokens fit at once" in endless.describe()
+    assert capacity(**many | {"keeps_states": False}).n_pages == 0
+
+
 def test_states_alone_may_be_more_than_there_is():
     with pytest.raises(OutOfPages, match=r"recurrent state: 4 sequences of 1\.00 MiB each"):
         capacity(kv_token_bytes=0, state_bytes=MIB, available_bytes=3 * MIB)

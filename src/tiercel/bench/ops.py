@@ -247,7 +247,7 @@ def group_ops(
     ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds: Any, kv_dtype: str = "float16"
 ) -> list[OpLine]:
     """Put ops that are alike into one line each, in order of first use. `op_ns`: repetition -> op -> nanoseconds."""
-    from tiercel.ops.lowered import Attention, BufferKind, DeltaRule, LinearGroup, cost, weights_of
+    from tiercel.ops.lowered import Attention, BufferKind, DeltaRule, LinearGroup, Ssd, cost, weights_of
 
     alike: dict[str, list[int]] = {}
     for i, op in enumerate(ops):
@@ -264,7 +264,7 @@ def group_ops(
                 one.flops,
                 one.nbytes,
                 isinstance(op, LinearGroup) and op.x.kind is BufferKind.Q8,
-                isinstance(op, Attention | DeltaRule) or (is_linear and bool(weights_of(op))),
+                isinstance(op, Attention | DeltaRule | Ssd) or (is_linear and bool(weights_of(op))),
                 tuple(sum(row[i] for i in places) for row in op_ns),
                 is_linear,
                 _ceiling_frac(op) if isinstance(op, LinearGroup) else 1.0,
@@ -304,7 +304,7 @@ def _admit(runner: Any, work: OpsWork) -> None:
     from tiercel.runner.capacity import pages_for
 
     limits = runner.limits
-    n_pages = pages_for(work.len_tokens, limits.page_size_tokens)
+    n_pages = pages_for(work.len_tokens, limits.page_size_tokens) if limits.n_pages else 0
     if work.len_tokens > limits.max_len_tokens or n_pages * work.n_sequences > limits.n_pages:
         raise ConfigError(
             f"bench ops: {work.n_sequences} sequences of {work.len_tokens} tokens need "

@@ -50,13 +50,13 @@ class Capacity(msgspec.Struct, frozen=True):
     @property
     def n_full_sequences(self) -> float:
         """How many sequences of full length fit at once; without pages, one a slot."""
-        return self.n_pages / self.pages_per_sequence if self.page_bytes else float(self.max_num_seqs)
+        return self.n_pages / self.pages_per_sequence if self.n_pages else float(self.max_num_seqs)
 
     def describe(self) -> str:
         """Return the line printed at start."""
         if not self.page_bytes:
             return (
-                f"KV pool: none, as the model keeps no keys and values; {self.max_num_seqs} requests of "
+                f"KV pool: none, as the model keeps no keys and values; {self.n_full_sequences:g} requests of "
                 f"{self.max_len_tokens:,} tokens fit at once"
             ) + self._describe_state()
         return (

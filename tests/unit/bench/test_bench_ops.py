@@ -67,6 +67,13 @@ def test_ops_that_are_alike_are_one_line():
     assert len(step_us) == 3
 
 
+def test_a_model_without_pages_is_asked_for_none():
+    runner = TimedRunner()
+    runner.limits.n_pages = 0
+    time_steps(runner, WORK)
+    assert runner.pages == {0: [], 1: []}
+
+
 def test_a_line_has_the_cost_of_one_op():
     line = ops.group_ops(PROGRAM, [[1, 1, 1, 1]], Bounds(4, 2, 2, 11))[0]
     assert line.flops >= 2 * 4 * 64 * 32
