@@ -28,14 +28,20 @@ def execute(args: Any) -> int:
     from tiercel.cli import show_sizes
 
     memory = None if args.memory is None else show_sizes.read_memory(args.memory)
+    needs_weights = bool(args.program or args.explain)
     config = show_sizes.config_named(args.model)
-    if config is not None:
-        if args.program or args.explain:
-            raise ConfigError(f"show: {config} has no weights beside it, which decide the program; name a whole model")
-        name, told = str(config), show_sizes.describe_config(config)
+    name = str(config)
+    if config is None:
+        source = given_options(args, SOURCE_OPTIONS)
+        request = RunRequest(args.model, None)
+        found = find_model(request, offline=args.offline, config_only=not needs_weights, **source)
+        config, name = show_sizes.config_named(str(found.path)), found.display_name
+    if config is None:
+        told = describe_model(str(found.path), program=args.program, explain=args.explain)
+    elif needs_weights:
+        raise ConfigError(f"show: {config} has no weights beside it, which decide the program; name a whole model")
     else:
-        found = find_model(RunRequest(args.model, None), offline=args.offline, **given_options(args, SOURCE_OPTIONS))
-        name, told = found.display_name, describe_model(str(found.path), program=args.program, explain=args.explain)
+        told = show_sizes.describe_config(config)
     told = dict(told)
     sizes = told.pop("sizes", None)
     if args.json:

@@ -13,6 +13,7 @@ import msgspec
 from tiercel.base.errors import DownloadError, ModelNotFound, TiercelError
 
 _TIMEOUT_S = 10.0  # what huggingface_hub gives its own requests
+_CONFIG = "config.json"
 _DENSE = ("*.json", "tokenizer*", "*.jinja", "*.safetensors")
 
 
@@ -35,11 +36,19 @@ class HubAccess(msgspec.Struct, frozen=True):
 
 
 def fetch_repository(
-    repository: str, *, pick: str | None, revision: str | None, offline: bool, access: HubAccess | None = None
+    repository: str,
+    *,
+    pick: str | None,
+    revision: str | None,
+    offline: bool,
+    access: HubAccess | None = None,
+    config_only: bool = False,
 ) -> Path:
     """Fetch `repository` unless it is here; return its snapshot's folder, or its `.gguf` file if it has no safetensors.
 
-    `pick` is a part of the wanted `.gguf` file's name. When the hub cannot be reached, a snapshot that is here is used.
+    `pick` is a part of the wanted `.gguf` file's name. With `config_only`, of a repository that has a config beside its
+    safetensors nothing else is fetched; the folder may still hold what was fetched before. When the hub cannot be
+    reached, a snapshot that is here is used.
 
     Raises:
         ModelNotFound: no such repository or revision, no access to it, no weights in it, or `pick` does not fit one.
@@ -52,13 +61,17 @@ def fetch_repository(
     where = f"model {repository}" + (f" at {revision}" if revision else "")
     try:
         if offline or HF_HUB_OFFLINE:
-            return _cached(repository, pick, revision, where, access)
+            return _cached(repository, pick, revision, where, access, config_only=config_only)
         try:
             api = huggingface_hub.HfApi(token=access.token)
             info = api.model_info(repository, revision=revision, timeout=_TIMEOUT_S)
         except _unreachable():
-            return _cached(repository, pick, revision, where, access)
-        patterns = _patterns([sibling.rfilename for sibling in info.siblings or []], pick, where)
+            return _cached(repository, pick, revision, where, access, config_only=config_only)
+        names = [sibling.rfilename for sibling in info.siblings or []]
+        patterns = _patterns(names, pick, where)
+        is_config_enough = config_only and patterns == list(_DENSE) and _CONFIG in names
+        if is_config_enough:
+            patterns = [_CONFIG]
         folder = Path(
             huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=patterns, **access.keywords)
         )
@@ -74,7 +87,7 @@ def fetch_repository(
             f"{where}: {_first_line(error)}; need the hub to be reachable, or the model in its cache; "
             "check the network, HF_ENDPOINT and HF_HUB_OFFLINE"
         ) from error
-    return _weights_in(folder, pick, where)
+    return folder if is_config_enough else _weights_in(folder, pick, where)
 
 
 def choose_gguf(names: list[str], pick: str | None, where: str) -> str:
@@ -113,7 +126,9 @@ def _patterns(names: list[str], pick: str | None, where: str) -> list[str]:
     return [choose_gguf(ggufs, pick, where)]
 
 
-def _cached(repository: str, pick: str | None, revision: str | None, where: str, access: HubAccess) -> Path:
+def _cached(
+    repository: str, pick: str | None, revision: str | None, where: str, access: HubAccess, *, config_only: bool
+) -> Path:
     """Return what is here of `repository`: a whole snapshot, or one .gguf file, which is there whole or not at all."""
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -122,7 +137,7 @@ def _cached(repository: str, pick: str | None, revision: str | None, where: str,
         return huggingface_hub.snapshot_download(
             repository,
             revision=revision,
-            allow_patterns=list(_DENSE),
+            allow_patterns=[_CONFIG] if config_only else list(_DENSE),
             local_files_only=True,
             cache_dir=access.keywords["cache_dir"],
         )
@@ -136,6 +151,8 @@ def _cached(repository: str, pick: str | None, revision: str | None, where: str,
         if not ggufs or (pick is None and any(folder.glob("*.safetensors"))):
             raise
         return folder / choose_gguf(ggufs, pick, where)
+    if config_only and pick is None and (folder / _CONFIG).is_file():
+        return folder
     return _weights_in(folder, pick, where)
 
 

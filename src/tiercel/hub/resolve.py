@@ -78,12 +78,14 @@ def resolve(
     progress: "Progress | None" = None,
     store: ModelStore | None = None,
     catalogue: Catalogue | None = None,
+    config_only: bool = False,
 ) -> ResolvedModel:
     """Bring the model called `name` to this machine if it is not here, and say where it is.
 
     None is the catalogue's default. `offline` fetches nothing. `revision` (a branch, tag or commit) is for repositories
     of the hub only, as is `hf_token`. `download_dir` is where what is fetched is kept. A repository with several
-    `.gguf` files is named `org/name:Q4_K_M`, with a part of the file's name.
+    `.gguf` files is named `org/name:Q4_K_M`, with a part of the file's name. With `config_only`, of a repository of
+    safetensors the config is enough.
 
     Raises:
         ModelNotFound: `name` names nothing, or nothing that is here while `offline`.
@@ -111,7 +113,14 @@ def resolve(
     from tiercel.hub.hf_source import HubAccess, fetch_repository
 
     where = HubAccess(hf_token, download_dir)
-    path = fetch_repository(match["repository"], pick=match["pick"], revision=revision, offline=offline, access=where)
+    path = fetch_repository(
+        match["repository"],
+        pick=match["pick"],
+        revision=revision,
+        offline=offline,
+        access=where,
+        config_only=config_only,
+    )
     return ResolvedModel(path, match["repository"], "hub")
 
 

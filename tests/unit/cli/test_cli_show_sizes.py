@@ -10,8 +10,9 @@ import pytest
 from released_configs import DEEPSEEK_V3, KIMI_K3, RELEASED, SMOLLM2
 
 from tiercel.base.errors import ConfigError
-from tiercel.cli import show_sizes
+from tiercel.cli import show, show_sizes
 from tiercel.cli.main import main
+from tiercel.hub.resolve import ResolvedModel
 from tiercel.runner.sizes import what_fits
 from tiercel.testing.tiny_model import ATTENTION_FREE_CONFIG, LATENT_CONFIG, MIXTURE_CONFIG, write_tiny_model
 
@@ -92,6 +93,22 @@ def test_a_path_to_a_config_and_a_folder_with_nothing_else_say_the_same(tmp_path
     assert said[0] == said[1]
     assert "parameters            135 M (134,515,008)\n" in said[0]
     assert "in 1.0 GiB            767.4 MiB are left beside the weights\n" in said[0]
+
+
+def test_of_a_repository_the_config_is_asked_for_and_its_name_shown(tmp_path, capsys, monkeypatch):
+    """Unless the program is wanted, which the weights decide."""
+    asked = []
+
+    def find(request, *, offline, config_only, **source):
+        asked.append((request.model, config_only))
+        return ResolvedModel(tmp_path, "org/large", "hub")
+
+    monkeypatch.setattr(show, "find_model", find)
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2), encoding="utf-8")
+    assert main(["show", "org/large"]) == 0
+    assert capsys.readouterr().out.startswith("model                 org/large\n")
+    assert main(["show", "org/large", "--program"]) == 2
+    assert asked == [("org/large", True), ("org/large", False)]
 
 
 def test_json_has_the_numbers(tmp_path, capsys):

@@ -134,6 +134,17 @@ def test_a_dense_repository_is_fetched_without_code_and_pickles_and_then_found_o
     assert ask("org/dense", settings={"HF_ENDPOINT": "http://127.0.0.1:9"}) == fetched
 
 
+def test_where_a_config_is_enough_no_weight_is_fetched(ask, hub):
+    assert ask("org/dense", config_only=True)[2:] == [["config.json"], ["{}"]]
+    assert not any("safetensors" in path for _, path, _ in hub.asked)
+    assert ask("org/dense", config_only=True, offline=True)[2:] == [["config.json"], ["{}"]]
+    assert ask("org/dense", offline=True)[0] != "org/dense", "a model without weights is none to run"
+    whole = ask("org/dense")
+    assert ask("org/dense", config_only=True) == whole, "what is here stays here"
+    assert ask("org/ggufs:q8_0", config_only=True)[2] == ["m-Q8_0.gguf"], "a config is in the file itself"
+    assert "can run code" in ask("org/pickles", config_only=True)[1]
+
+
 def test_a_key_and_a_folder_that_are_given_are_used(ask, hub, tmp_path):
     options = {"hf_token": "hf_given", "download_dir": str(tmp_path / "mine")}
     fetched = ask("org/dense", settings={"HF_TOKEN": "hf_other"}, **options)
