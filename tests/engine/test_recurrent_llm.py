@@ -10,6 +10,7 @@ from tiercel.api.http.app import make_app
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.settings import ServerSettings
 from tiercel.base.errors import OutOfPages
+from tiercel.protocol.beams import BeamSearchParams
 from tiercel.testing.tiny_model import write_tiny_model
 
 SMALL = {"threads": 2, "max_num_seqs": 3, "max_num_batched_tokens": 48, "max_model_len": 128}
@@ -73,6 +74,18 @@ def test_turns_of_a_chat_go_on_from_kept_states_and_get_what_they_get_without(fo
     # first of the turn before. Prompts are 40, 67 and 94 tokens long.
     assert now.n_total_prefix_hits_tokens == 32 + (48 + 64) + (80 + 80)
     assert now.n_total_snapshots_hit == 5
+
+
+def test_beams_go_on_from_kept_states_and_find_what_they_find_without(folder):
+    params = BeamSearchParams(beam_width=3, max_tokens=24, ignore_eos=True)
+    prompts = [{"prompt_token_ids": PROMPTS[0]}]
+    with LLM(str(folder), **SMALL) as kept, LLM(str(folder), **SMALL, enable_prefix_caching=False) as plain:
+        got, want = (
+            [(one.tokens, one.cum_logprob) for one in llm.beam_search(prompts, params)[0].sequences]
+            for llm in (kept, plain)
+        )
+        assert kept.client.snapshot.n_total_snapshots_hit > 0
+    assert got == want
 
 
 def test_preempted_requests_get_what_each_gets_alone(folder, alone):
