@@ -1,6 +1,6 @@
 """Whether tiers below the page pool pay on this machine's disk. Prints one JSON object a line.
 
-    python benchmarks/kv_tiers.py restore|shared|stores [MODEL] [FOLDER]
+    python benchmarks/kv_tiers.py restore|shared|stores|zipf [MODEL] [FOLDER]
 
 restore  time to the first token of a prompt of 2,048 tokens: computed, and found on disk by an engine that was started
          anew, with the files' pages dropped from the system's cache
@@ -8,11 +8,14 @@ shared   50 requests that share such a prompt, which only the disk has: loads, a
 stores   32 streams at once, without a tier, with one that stores what it sees twice (nothing, here), and with one that
          stores everything: taking turns, tokens a second
 
+zipf     prompts of ten times what the pool holds, asked for by Zipf's law: hit rate and first tokens, with and without
+
 Outputs are compared before times are.
 """
 
 import json
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -135,6 +138,27 @@ def stores(model: str, folder: Path) -> None:
     told("stores", tok_s=rates, cost=cost, n_stored=n_stored)
 
 
+def zipf(model: str, folder: Path) -> None:
+    """Ask for 56 prompts of 512 tokens, each with 8 of its own behind it, one after the other, from a pool for 5."""
+    rng = random.Random(4)
+    asked = rng.choices(range(56), [1 / (rank + 1) for rank in range(56)], k=56)
+    prompts = [[100 + (977 * n + 7 * t) % 40_000 for t in range(512)] + [200 + i] * 8 for i, n in enumerate(asked)]
+    found: dict[str, Any] = {}
+    answers = {}
+    for kind in ("none", "disk"):
+        tier = {"type": "disk", "path": str(folder), "capacity": "8GiB"}
+        tiers = [tier] if kind == "disk" else []
+        with LLM(model, kv_tiers=tiers, max_model_len=1024, kv_cache_memory_bytes=64 << 20) as llm:
+            warm_up(llm)
+            results = [first_token(llm, ids) for ids in prompts]
+        answers[kind] = [result[2] for result in results]
+        times = sorted(took_s for took_s, _, _ in results)
+        hit_rate = sum(n for _, n, _ in results) / sum(map(len, prompts))
+        found[kind] = {"hit_rate": hit_rate, "p50_s": times[28], "p99_s": times[-1], "mean_s": statistics.mean(times)}
+    assert answers["none"] == answers["disk"]
+    told("zipf", **found)
+
+
 def told(case: str, **numbers: Any) -> None:
     """Print a result."""
     print(json.dumps({"case": case} | numbers))
@@ -145,7 +169,7 @@ def main() -> None:
     case, model, folder, *_ = [*sys.argv[1:], *["restore", "smollm2-135m", ""][len(sys.argv) - 1 :]]
     path = Path(folder or tempfile.mkdtemp(prefix="tiercel-kv-"))
     try:
-        {"restore": restore, "shared": shared, "stores": stores}[case](model, path)
+        {"restore": restore, "shared": shared, "stores": stores, "zipf": zipf}[case](model, path)
     finally:
         if not folder:
             shutil.rmtree(path)

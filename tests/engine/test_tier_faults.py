@@ -140,7 +140,7 @@ def test_reads_that_take_ten_seconds_cost_the_deadline_and_no_more(tmp_path):
         if not bench.step() and not bench.core.has_work:
             break
     assert bench.tokens["again"] == WANT
-    assert bench.finals["again"].time_s - began_s < 1.0  # what computing takes twice, a quarter of a second at least
+    assert bench.finals["again"].time_s - began_s < 1.5  # a fifth of what is allowed, as computing takes no time
     assert bench.tally().n_pages_late > 0
     ops.may_read.set()
     bench.settle()

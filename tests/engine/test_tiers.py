@@ -398,3 +398,48 @@ def test_an_engine_that_ends_does_not_wait_for_a_tier_that_never_answers():
         bench.step()
     bench.core.shutdown()
     assert not bench.core.is_alive
+
+
+def test_what_a_preemption_throws_away_comes_back_from_a_tier():
+    """A preempted sequence will need its pages again: that is a second sight of them."""
+    bench = TierBench(scripted(store_sights=2), limits=make_limits(n_pages=10), max_num_batched_tokens=32)
+    bench.add("a", range(16), max_tokens=20)
+    bench.add("b", range(30, 46), max_tokens=20)
+    bench.run()
+    assert bench.scheduler.n_preemptions > 0
+    assert bench.tally().n_pages_landed > 0
+    assert bench.tokens["a"] == alone(range(16), 20)
+    assert bench.tokens["b"] == alone(range(30, 46), 20)
+    bench.close()
+
+
+def test_a_sequence_that_is_aborted_while_it_waits_for_a_tier_leaves_nothing_behind():
+    bench = TierBench(scripted())
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    bench.scheduler.pool.reset_cached()
+    lies_of(bench)[keys_of(range(23))[4]] = Lie.NEVER
+    bench.tiers._rig.tiers[0].tier._tier.lookup = lambda key: Answer.HIT
+    bench.add("b", range(23), max_tokens=3)
+    bench.step()
+    assert bench.scheduler.n_loading == 1
+    bench.core.finish(["b"])
+    bench.run()
+    assert bench.finals["b"].finish_reason == "abort"
+    bench.clock.advance(10)
+    bench.run()
+    bench.close()
+
+
+def test_an_engine_that_ends_while_a_sequence_waits_for_a_tier_answers_it():
+    bench = TierBench(scripted())
+    bench.add("a", range(23), max_tokens=3)
+    bench.run()
+    bench.scheduler.pool.reset_cached()
+    lies_of(bench)[keys_of(range(23))[0]] = Lie.NEVER
+    bench.tiers._rig.tiers[0].tier._tier.lookup = lambda key: Answer.HIT
+    bench.add("b", range(23), max_tokens=3)
+    bench.step()
+    bench.core.shutdown()
+    assert bench.finals["b"].error is not None
+    assert bench.scheduler.pool.n_free == bench.scheduler.pool.n_pages

@@ -6,7 +6,7 @@ from math import exp2
 # A load is waited for as long as computing would take, and so often more: an estimate may be wrong, a stuck disk is
 # not to cost a request more than it could have saved.
 _PATIENCE = 2.0
-_PATIENCE_LEAST_S = 0.25
+_PATIENCE_LEAST = 0.2  # of the longest wait that is allowed: a disk may have to wake up
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def should_store(
 
 def load_deadline_s(n_tokens: int, rates: Rates, most_s: float) -> float:
     """Say for how long a load of `n_tokens` is worth waiting for, at most `most_s`."""
-    return min(most_s, max(_PATIENCE_LEAST_S, _PATIENCE * compute_s(n_tokens, rates)))
+    return min(most_s, max(_PATIENCE_LEAST * most_s, _PATIENCE * compute_s(n_tokens, rates)))
 
 
 class RateMeter:

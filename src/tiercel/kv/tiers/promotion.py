@@ -2,7 +2,7 @@
 
     state of a sequence's ask     made so by `must_wait`                          the sequence
     new                           -                                               -
-    asking                        a tier does not know yet, or still writes       waits, `_ASK_S` at most
+    asking                        a tier does not know yet, or still writes       waits, as long as for a load
     waiting                       its next page is being loaded, by whomever      waits, the load's deadline at most
     done                          all else: nothing to load, or no longer         is admitted, computes what is missing
 
@@ -27,7 +27,6 @@ from tiercel.kv.tiers.interface import Answer, Bytes, KeyResult, LoadItem, LoadJ
 from tiercel.kv.tiers.placed import PAGES, Rig
 from tiercel.kv.tiers.policy import load_deadline_s, should_load
 
-_ASK_S = 2.0
 # Keys asked for behind the first that a tier does not know: enough that finding a long prompt takes few rounds.
 _N_ASKED_AHEAD = 16
 # Written in one round: about 2 ms of copying for a small model, so that running streams do not wait for more.
@@ -101,6 +100,7 @@ class Promotions:
         self._landings: dict[bytes, _Landing] = {}  # not landed yet
         self._loads: dict[_Load, None] = {}  # the newest last
         self._jobs: dict[int, _Job] = {}
+        self._ask_s = max(placed.load_deadline_s for placed in rig.tiers)
         self._n_here = 0
         self._has_more = False
         self.n_news = 0  # how often something came of tiers
@@ -125,7 +125,7 @@ class Promotions:
             return ask.awaited in self._landings
         if ask.begun_s is None or ask.asked_at != self.n_news:
             return False
-        return self._rig.clock() - ask.begun_s < _ASK_S
+        return self._rig.clock() - ask.begun_s < self._ask_s
 
     def must_wait(self, ask: Ask, keys: Sequence[bytes], hit_ids: Sequence[int], fence: int) -> bool:
         """Say whether a sequence should wait for tiers, having asked them, or begun a load.
@@ -144,7 +144,7 @@ class Promotions:
         ask.awaited = None
         if not ask.has_decided:
             run, is_open = self._run(ask, missing)
-            if is_open and now_s - ask.begun_s < _ASK_S and (ask.asked_at >= 0 or self._is_asking_worth_it()):
+            if is_open and now_s - ask.begun_s < self._ask_s and (ask.asked_at >= 0 or self._is_asking_worth_it()):
                 ask.asked_at = self.n_news
                 return True
             ask.has_decided = True

@@ -49,5 +49,5 @@ def test_a_load_is_never_waited_for_longer_than_allowed_nor_much_longer_than_com
     rates = Rates(prefill_tok_s, 1e9, 0.001)
     deadline_s = load_deadline_s(n_tokens, rates, most_s)
     assert 0 < deadline_s <= most_s
-    assert deadline_s <= max(0.25, 2 * compute_s(n_tokens, rates))
+    assert deadline_s <= max(0.2 * most_s, 2 * compute_s(n_tokens, rates))
     assert deadline_s <= load_deadline_s(n_tokens + 1, rates, most_s)
