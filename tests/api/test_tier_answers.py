@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from kit import Rig
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
@@ -60,3 +61,15 @@ def test_each_tier_has_its_series_under_vllms_names():
 
 def test_without_tiers_there_are_no_series():
     assert list(tier_families([], ["model", "0"])) == []
+
+
+def test_a_response_may_say_what_tiers_do_for_it():
+    """As a chat may: what is wrong is refused by the field's name."""
+    rig = Rig()
+    base = {"input": "hi", "max_output_tokens": 4}
+    rig.post("/v1/responses", base | {"cache_hint": {"pin": True}, "kv_transfer_params": {"kv_load_tiers": []}})
+    for field in ("cache_hint", "kv_transfer_params"):
+        error = rig.post("/v1/responses", base | {field: {"colour": "red"}}, 400)["error"]
+        assert error["param"] == field
+        assert "colour" in error["message"]
+    rig.close()

@@ -45,7 +45,12 @@ class Tally:
             self.n_by_choice[choice] = self.n_by_choice.get(choice, 0) + len(one.token_ids)
             self.n_completion += len(one.token_ids)
 
-    def _by_tier(self) -> dict[str, int]:
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the engine has tiers below its page pool."""
+        return bool(self._by_tier_of)
+
+    def by_tier(self) -> dict[str, int]:
         """Say how many of the cached tokens each tier gave; the rest was in the page pool."""
         given: dict[str, int] = {}
         for one in self._by_tier_of.values():
@@ -61,8 +66,8 @@ class Tally:
             "total_tokens": self.n_prompt + self.n_completion,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
         }
-        if self._by_tier_of:
-            usage["prompt_tokens_details"]["cached_tokens_by_tier"] = self._by_tier()
+        if self.has_tiers:
+            usage["prompt_tokens_details"]["cached_tokens_by_tier"] = self.by_tier()
         if self.n_reasoning is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.n_reasoning}
         return usage

@@ -153,6 +153,7 @@ class Answer:
                 "cache_write_tokens": max(0, n_full - tally.n_cached)
                 if engine.client.core.config.enable_prefix_caching
                 else 0,
+                **({"cached_tokens_by_tier": tally.by_tier()} if tally.has_tiers else {}),
             },
             "output_tokens": tally.n_completion,
             "output_tokens_details": {"reasoning_tokens": n_reasoning},

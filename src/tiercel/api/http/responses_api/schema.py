@@ -82,4 +82,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
     thinking_token_budget: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    cache_hint: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
