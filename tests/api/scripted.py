@@ -39,9 +39,9 @@ class Script(ScriptedRunner):
     def _run(self, plan):
         return FakeRunner._run(self, plan)
 
-    def _run_sequence(self, plan, s):
+    def _run_sequence(self, plan, s, start, n):
         row = self._row(int(plan.seq_slot[s]))
-        start, end = int(plan.seq_start[s]), int(plan.seq_start[s] + plan.seq_tokens[s])
+        end = start + n
         rows = []
         if plan.seq_scores[s]:
             rows = [(s, i, row.tokens[i + 1], 1) for i in range(start, end - bool(plan.seq_samples[s]))]
