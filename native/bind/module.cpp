@@ -10,4 +10,5 @@ NB_MODULE(_core, m) {
   tiercel::bind_probe(m);
   tiercel::bind_experts(m);
   tiercel::bind_suffix_tree(m);
+  tiercel::bind_files(m);
 }

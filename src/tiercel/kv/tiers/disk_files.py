@@ -11,7 +11,6 @@ cut a named file may have lost bytes, and its checksums then say so. A writer ho
 that nobody locks was left by a process that died, and `clean` removes it.
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -23,6 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tiercel._native import read_file
 from tiercel.kv.tiers.buffers import BufferPool
 from tiercel.kv.tiers.identity import KEY_BYTES
 from tiercel.kv.tiers.interface import Bytes
@@ -71,27 +71,13 @@ class FileOps:
             os.close(fd)
 
     def read_object(self, path: Path, buffer: memoryview) -> int:
-        """Read a file into `buffer`, of whole pages; return the file's length, which may be more than was read.
+        """Read a file into `buffer`, of whole pages; return the file's length, which is more than was read if too long.
 
         What the page cache has comes from there; anything else past it, as it would push out what others use, and the
-        way through it takes half as long again.
+        way through it takes half as long again. In the core, as each call of the system from here would hand the
+        interpreter's lock around.
         """
-        fd = os.open(path, _READ)
-        try:
-            n_bytes = os.fstat(fd).st_size
-            if n_bytes > len(buffer):
-                return n_bytes
-            n_read = 0
-            if self._reads_past_cache and not _is_cached(fd, n_bytes, buffer):
-                n_read = _read_past_cache(fd, buffer)
-            while n_read < n_bytes:
-                n = os.preadv(fd, [buffer[n_read:]], n_read)
-                if n == 0:
-                    return n_read
-                n_read += n
-            return n_bytes
-        finally:
-            os.close(fd)
+        return read_file(str(path), buffer, self._reads_past_cache)
 
     def write(self, fd: int, data: Bytes) -> int:
         """Write some of the data; return how many bytes."""
@@ -111,35 +97,6 @@ class FileOps:
             for entry in found:
                 if entry.is_file(follow_symlinks=False):
                     yield entry.name, entry.stat(follow_symlinks=False).st_size
-
-
-def _is_cached(fd: int, n_bytes: int, buffer: memoryview) -> bool:
-    """Say whether the page cache has the file's last page, and so, likely, all: a look at a header leaves the first."""
-    # RANDOM: else the question alone makes the kernel read ahead, and reading past the cache would wait for that.
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    try:
-        n = os.preadv(fd, [buffer[:1]], max(0, n_bytes - 1), os.RWF_NOWAIT)
-    except OSError:  # it is not, or the file system has no such call
-        return False
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
-    return n == 1
-
-
-def _read_past_cache(fd: int, buffer: memoryview) -> int:
-    """Read from the file's beginning on, past the page cache; return 0 where that cannot be done."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
-    except OSError:  # a file system in memory, or over a network
-        return 0
-    try:
-        return os.preadv(fd, [buffer], 0)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: the medium wants another alignment
-            raise
-        return 0
-    finally:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
 
 
 class ObjectFolder:
