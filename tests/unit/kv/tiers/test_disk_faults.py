@@ -223,8 +223,10 @@ from pathlib import Path
 from threading import Event
 from tiercel.kv.tiers.disk import DiskTier
 from tiercel.testing.tier_kit import *
-woken, (path, first, last, capacity) = Event(), sys.argv[1:]
-tier = TierDriver(DiskTier(IDENTITY, Path(path), int(capacity), woken.set, time.monotonic), woken)
+from dataclasses import replace
+woken, (path, first, last, capacity, weights) = Event(), sys.argv[1:]
+identity = replace(IDENTITY, weights_digest=weights)
+tier = TierDriver(DiskTier(identity, Path(path), int(capacity), woken.set, time.monotonic), woken)
 tier.tier.drain(PATIENCE_S)
 for i in range(int(first), int(last)):
     tier.submit_store([i])
@@ -241,9 +243,9 @@ print("done", len(loaded), flush=True)
 """
 
 
-def start_writer(path, first, last, capacity_bytes):
+def start_writer(path, first, last, capacity_bytes, weights=IDENTITY.weights_digest):
     return subprocess.Popen(
-        [sys.executable, "-c", WRITER, path, str(first), str(last), str(capacity_bytes)],
+        [sys.executable, "-c", WRITER, path, str(first), str(last), str(capacity_bytes), weights],
         stdout=subprocess.PIPE,
         text=True,
         env={"PYTHONPATH": ":".join(sys.path)},
@@ -276,6 +278,27 @@ def test_two_processes_share_a_folder(tmp_path):
     with opened(tmp_path, capacity_bytes=40_000) as tier:
         assert tier.tier.counters().n_invalid == 0
         assert tier.tier.usage().used_bytes <= 40_000
+
+
+def test_processes_with_two_models_share_a_capacity_and_one_may_be_killed(tmp_path):
+    """One evicts what the other stores, which is killed meanwhile, again and again; then it alone has the room."""
+    rng = random.Random(8)
+    with start_writer(tmp_path, 3, 400, 100_000) as one:
+        for _ in range(2):
+            with start_writer(tmp_path, 3, 100_000, 100_000, "others") as other:
+                for _ in range(rng.randrange(1, 12)):
+                    assert other.stdout.readline()
+                other.kill()
+        said = one.communicate()[0].split()
+        assert one.returncode == 0
+        assert said[-2] == "done"
+        assert int(said[-1]) > 0
+    with opened(tmp_path, capacity_bytes=100_000) as tier:
+        assert tier.tier.counters().n_invalid == 0
+        assert sum(file.stat().st_size for file in files(tmp_path)) <= 100_000
+        held = [i for i in range(400) if key_of(i) in tier.tier._index]
+        assert held != []
+        assert [bytes_of(result) for result in tier.load(held)] == [body_of(i) for i in held]
 
 
 def test_what_another_tier_wrote_or_removed_is_found_out(tmp_path):
