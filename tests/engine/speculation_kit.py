@@ -27,6 +27,9 @@ class KnowingDrafter:
     def check(self):
         assert self.n_ended <= self.n_begun
 
+    def close(self):
+        pass
+
 
 class KnowingSequence:
     def __init__(self, drafter, prompt):

@@ -55,6 +55,9 @@ class Saying:
     def check(self):
         pass
 
+    def close(self):
+        pass
+
 
 def throw():
     raise ZeroDivisionError("a drafter's bug")

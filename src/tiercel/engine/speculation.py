@@ -263,6 +263,13 @@ class Speculation:
         self.counts.n_failures += 1
         _log.warning("speculation: the drafter failed on %s, which goes on without: %r", sequence.sequence_id, error)
 
+    def close(self) -> None:
+        """Give back what the drafter holds."""
+        try:
+            self._drafter.close()
+        except Exception as error:  # noqa: BLE001  a drafter's boundary
+            _log.warning("speculation: the drafter failed when it was closed: %r", error)
+
     def check(self) -> None:
         """Raise AssertionError when an invariant of the module's docstring does not hold."""
         self._drafter.check()

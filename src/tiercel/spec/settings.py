@@ -2,6 +2,7 @@
 start.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import msgspec
 from tiercel.base.errors import ConfigError
 from tiercel.spec.drafters.interface import Drafter
 
-METHODS: Final = ("auto", "off", "ngram", "suffix")
+METHODS: Final = ("auto", "off", "ngram", "suffix", "custom")
 
 # Key -> (what it must be, those methods that know it; none: all).
 _KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
@@ -18,6 +19,8 @@ _KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
     "num_speculative_tokens": (int, ()),
     "num_speculative_tokens_per_batch_size": (list, ()),
     "adaptive": (bool, ()),
+    "module_path": (str, ("custom",)),
+    "options": (dict, ("custom",)),
     "prompt_lookup_min": (int, ("ngram",)),
     "prompt_lookup_max": (int, ("ngram",)),
     "suffix_decoding_max_tree_depth": (int, ("suffix",)),
@@ -37,7 +40,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     that is beside so many other sequences, see `budget.n_for_batch`. is_adaptive: only what pays is computed, by what
     steps were measured to take; else always as much as there is. is_ahead: a step may be planned before drafts of the
     one before are seen; for tests of what is not adaptive. lookup: least and most tokens of an n-gram. suffix: what
-    `SuffixDrafter` is told.
+    `SuffixDrafter` is told. module_path: of method "custom", "package.module:Class", a class that is a
+    `spec.drafters.interface.Drafter`, made with `options`.
     """
 
     method: str | None = "suffix"
@@ -48,6 +52,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_ahead: bool = False
     lookup: tuple[int, int] = (5, 5)
     suffix: Mapping[str, Any] = {}
+    module_path: str = ""
+    options: Mapping[str, Any] = {}
 
     @classmethod
     def from_options(cls, speculative: str, config: Mapping[str, Any]) -> "SpeculationSettings":
@@ -83,6 +89,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
             n_tokens_by_batch=_ranges(config.get("num_speculative_tokens_per_batch_size", [])),
             is_adaptive=config.get("adaptive", True),
             lookup=(least or most or 5, most or least or 5),
+            module_path=config.get("module_path", ""),
+            options=config.get("options", {}),
             suffix={key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)},
         )
         if not 1 <= settings.n_tokens_max <= _N_TOKENS_MAX:
@@ -90,7 +98,10 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"speculative_config.num_speculative_tokens: got {settings.n_tokens_max}; "
                 f"1 to {_N_TOKENS_MAX} are needed"
             )
-        settings.make_drafter()  # whose limits it checks
+        if method == "custom":
+            _find_class(settings.module_path)
+        else:
+            settings.make_drafter()  # whose limits it checks
         return settings
 
     def make_drafter(self) -> Drafter:
@@ -102,6 +113,10 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
             from tiercel.spec.drafters.ngram import NgramDrafter
 
             return NgramDrafter(n_min=self.lookup[0], n_max=self.lookup[1])
+        if self.method == "custom":
+            from tiercel.spec.drafters.guarded import GuardedDrafter
+
+            return GuardedDrafter(_make(self.module_path, self.options))
         from tiercel.spec.drafters.suffix import SuffixDrafter
 
         return SuffixDrafter(**self.suffix)
@@ -114,6 +129,42 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.method is None else max(self.n_tokens_max, min(2 * max_num_seqs, 64))
 
 
+def _find_class(module_path: str) -> Any:
+    """Import a drafter's class.
+
+    Raises: ConfigError: there is none of this name, or it is no drafter.
+    """
+    where = "speculative_config.module_path"
+    module_name, _, name = module_path.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{where}: got {module_path!r:.80}; package.module:Class is needed")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except Exception as error:  # a plug-in's code runs when it is imported, and may raise anything
+        raise ConfigError(
+            f"{where}: {module_path!r:.80} cannot be imported: {type(error).__name__}: {error}; install the package "
+            "that has it into this Python, or correct the name"
+        ) from error
+    missing = [call for call in ("begin", "check", "close") if not callable(getattr(found, call, None))]
+    if missing:
+        raise ConfigError(
+            f"{where}: {module_path} is no drafter: it lacks {', '.join(missing)}; see spec.drafters.interface"
+        )
+    return found
+
+
+def _make(module_path: str, options: Mapping[str, Any]) -> Drafter:
+    try:
+        made: Drafter = _find_class(module_path)(**options)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"speculative_config.options: {module_path} does not take them: {error!r}; correct them"
+        ) from error
+    return made
+
+
 def _check_key(key: str, value: object) -> None:
     if key not in _KEYS:
         raise ConfigError(f"speculative_config.{key[:40]}: unknown; known are {', '.join(KEYS)}")
@@ -123,7 +174,14 @@ def _check_key(key: str, value: object) -> None:
         raise ConfigError(f"speculative_config.{key}: got {value!r:.40}; {_WORDS[wanted]} is needed")
 
 
-_WORDS: Final = {str: "a word", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
+_WORDS: Final = {
+    str: "a word",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def _ranges(given: list[Any]) -> tuple[tuple[int, int, int], ...]:

@@ -3,6 +3,7 @@
 import pytest
 
 from tiercel.base.errors import ConfigError
+from tiercel.spec.drafters.guarded import GuardedDrafter
 from tiercel.spec.drafters.ngram import NgramDrafter
 from tiercel.spec.drafters.suffix import SuffixDrafter
 from tiercel.spec.settings import SpeculationSettings
@@ -66,8 +67,25 @@ def test_ranges_of_a_batch_are_read():
         ("auto", {"num_speculative_tokens_per_batch_size": [[2, 3, 1]]}, "1 is needed"),
         ("auto", {"num_speculative_tokens_per_batch_size": [[1, 3, 1], [2, 5, 1]]}, "range"),
         ("auto", {"num_speculative_tokens_per_batch_size": [[1, 3]]}, "range"),
+        ("auto", {"method": "custom"}, "module_path"),
+        ("auto", {"method": "custom", "module_path": "no.such.module:Drafter"}, "cannot be imported"),
+        ("auto", {"method": "custom", "module_path": "json:NoSuchClass"}, "cannot be imported"),
+        ("auto", {"method": "custom", "module_path": "json:JSONDecoder"}, "lacks begin, check, close"),
+        ("auto", {"module_path": "json:JSONDecoder"}, "does not know it"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(speculative, config, word):
     with pytest.raises(ConfigError, match=word):
         read(speculative, config)
+
+
+def test_a_drafter_from_outside_is_made_with_its_options_and_guarded():
+    path = "tiercel.spec.drafters.ngram:NgramDrafter"
+    settings = read("auto", {"method": "custom", "module_path": path, "options": {"n_min": 2, "n_max": 3}})
+    drafter = settings.make_drafter()
+    assert isinstance(drafter, GuardedDrafter)
+    assert isinstance(drafter.inner, NgramDrafter)
+    drafter.close()
+    wrong = read("auto", {"method": "custom", "module_path": path, "options": {"n": 2}})
+    with pytest.raises(ConfigError, match="options"):
+        wrong.make_drafter()

@@ -49,3 +49,7 @@ class Drafter(Protocol):
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         ...
+
+    def close(self) -> None:
+        """Give back what it holds; no sequence is asked for any more."""
+        ...

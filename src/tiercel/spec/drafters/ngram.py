@@ -35,6 +35,9 @@ class NgramDrafter:
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold: there is no state."""
 
+    def close(self) -> None:
+        """Give back what it holds: nothing."""
+
 
 class NgramSequence:
     """One sequence's index."""

@@ -64,6 +64,10 @@ class SuffixDrafter:
         if self.history is not None:
             self.history.check()
 
+    def close(self) -> None:
+        """Forget the history."""
+        self.history = None
+
 
 class _History:
     """Outputs, in two halves. `generation` tells the newer one's texts from those of halves before."""
