@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercel.spec.budget import Acceptance, StepCosts, choose, n_for_batch
@@ -20,6 +20,7 @@ def by_line(line):
     return lambda n: base * (1.0 + slope * (n - 1))
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(falling, min_size=1, max_size=5), lines, st.integers(0, 12), st.floats(0, 1e-3))
 def test_the_choice_is_within_limits_and_never_worse_than_none(chances, line, n_max, wait_s):
     numbers, gain = choose(chances, by_line(line), n_rows=len(chances), n_drafts_max=n_max, wait_s=wait_s)
@@ -29,6 +30,7 @@ def test_the_choice_is_within_limits_and_never_worse_than_none(chances, line, n_
     assert (gain > 1.0) == (sum(numbers) > 0)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(falling, min_size=1, max_size=3), lines, st.floats(0, 1e-3))
 def test_no_other_choice_makes_more_tokens_a_second(chances, line, wait_s):
     """Against all of them; so it is closed under prefixes, as its chances are."""
@@ -42,6 +44,7 @@ def test_no_other_choice_makes_more_tokens_a_second(chances, line, wait_s):
     assert gain == pytest.approx(best / (n_rows / seconds(n_rows)))
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(falling, min_size=1, max_size=4), st.floats(0.01, 1.0), st.floats(1.0, 3.0))
 def test_dearer_rows_never_make_more_drafts(chances, slope, dearer):
     few, many = (
