@@ -1,9 +1,15 @@
 """Speculation through `LLM`, on the native runner: every output is the one without, down to its log-probabilities."""
 
+import re
+
+import httpx
 import pytest
 from test_recurrent_llm import TEXT as RECURRENT
 
 from tiercel import LLM, SamplingParams
+from tiercel.api.http.app import make_app
+from tiercel.api.http.facade import EngineFacade
+from tiercel.api.http.settings import ServerSettings
 from tiercel.base.errors import ConfigError
 from tiercel.protocol.structured import StructuredOutputsParams
 from tiercel.testing.tiny_model import LATENT_CONFIG, write_tiny_model
@@ -98,3 +104,28 @@ def test_drafts_of_a_model_with_recurrent_state_are_refused_and_auto_does_withou
     with caplog.at_level("INFO"), LLM(folder, **SMALL) as llm:
         assert llm.generate(["abc"], SamplingParams(max_tokens=3), use_tqdm=False)
     assert "speculation: off" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_metrics_tell_what_was_drafted_and_accepted_where(folder):
+    with LLM(folder, speculative_config=NGRAM, **SMALL) as llm:
+        all_of(llm, CASES["greedy"])
+        facade = EngineFacade(client=llm.client, tokenizer=llm.engine.tokenizer, fingerprint="f")
+        app = make_app(facade, ServerSettings(served_names=("tiny",)))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+            text = (await client.get("/metrics")).text
+        app.service.close()
+        stats = llm.stats()
+    lines = [line for line in text.splitlines() if "{" in line]
+    told = {line.split("{")[0] + position_of(line): float(line.split()[-1]) for line in lines}
+    assert told["vllm:spec_decode_num_drafts_total"] == stats["n_drafts"] > 0
+    assert told["vllm:spec_decode_num_draft_tokens_total"] == stats["n_draft_tokens"]
+    assert told["vllm:spec_decode_num_accepted_tokens_total"] == stats["n_accepted_tokens"]
+    by_position = [told[f"vllm:spec_decode_num_accepted_tokens_per_pos_total {i}"] for i in range(4)]
+    assert by_position == stats["n_accepted_by_position"]
+    assert sum(by_position) == stats["n_accepted_tokens"]
+
+
+def position_of(line):
+    found = re.search(r'position="(\d+)"', line)
+    return f" {found[1]}" if found else ""
