@@ -69,11 +69,13 @@ def prompts_of(case: str, n: int) -> list[list[str]]:
     return [[QUESTIONS[(i + k) % 10] for k in range(8)] for i in range(n)]
 
 
-def timed(llm: LLM, prompts: list[str], n_tokens: int, temperature: float) -> tuple[float, list[list[int]]]:
+def timed(
+    llm: LLM, prompts: list[str], n_tokens: int, temperature: float, seed: int = 0
+) -> tuple[float, list[list[int]]]:
     """Answer; give tokens a second and the tokens. The prompts are computed before, and found in the prefix cache."""
     asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
     llm.chat(asked, SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
-    params = SamplingParams(temperature=temperature, seed=1, max_tokens=n_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=n_tokens, ignore_eos=True)
     begun = time.perf_counter()
     outputs = llm.chat(asked, params, use_tqdm=False)
     took_s = time.perf_counter() - begun
@@ -98,13 +100,13 @@ def main() -> None:
             ratios, rates, before = [], [], drafting.stats()
             for i, prompts in enumerate(prompts_of(case, args.rounds)):
                 order = (plain, drafting) if i % 2 else (drafting, plain)
-                got = {llm: timed(llm, prompts, args.output_len, args.temperature) for llm in order}
+                got = {llm: timed(llm, prompts, args.output_len, args.temperature, i) for llm in order}
                 assert got[plain][1] == got[drafting][1], f"{case} {i}: the answers differ"
                 ratios.append(got[drafting][0] / got[plain][0])
                 rates.append((got[plain][0], got[drafting][0]))
             now = drafting.stats()
             drafted, accepted, n_steps = (
-                now[k] - before[k] for k in ("n_draft_tokens", "n_accepted_tokens", "n_total_steps")
+                now.get(k, 0) - before.get(k, 0) for k in ("n_draft_tokens", "n_accepted_tokens", "n_total_steps")
             )
             off, on = (statistics.median(column) for column in zip(*rates, strict=True))
             spread = f"first {ratios[0]:.2f}, min {min(ratios):.3f}, max {max(ratios):.3f}"

@@ -54,3 +54,8 @@ class KnowingSequence:
 def always(drafter, n=5, **settings):
     """Speculation that computes all drafts there are."""
     return Speculation(drafter, SpeculationSettings(n_tokens_max=n, is_adaptive=False, **settings), vocab_size=VOCAB)
+
+
+def adaptive(drafter, n, clock=lambda: 0.0):
+    """Speculation that computes what pays, by what the runner says of its steps; the clock stands still."""
+    return Speculation(drafter, SpeculationSettings(n_tokens_max=n), vocab_size=VOCAB, clock=clock)

@@ -3,11 +3,9 @@
 import test_random_traces as traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from speculation_kit import KnowingDrafter, always
+from speculation_kit import KnowingDrafter, adaptive, always
 
-from tiercel.engine.speculation import Speculation
 from tiercel.protocol.params import SamplingParams
-from tiercel.spec.settings import SpeculationSettings
 from tiercel.testing.fake_runner import expected_tokens
 
 
@@ -36,7 +34,7 @@ drafting = st.fixed_dictionaries(
 
 def make_speculation(drafter, how):
     if how["mode"] == "adaptive":
-        return Speculation(drafter, SpeculationSettings(n_tokens_max=how["n"]), vocab_size=97)
+        return adaptive(drafter, how["n"])
     return always(drafter, how["n"], is_ahead=how["mode"] == "ahead")
 
 

@@ -2,15 +2,14 @@
 
 import pytest
 from engine_kit import Bench, LetterTokenizer
-from speculation_kit import KnowingDrafter, always
+from msgspec.structs import replace
+from speculation_kit import KnowingDrafter, adaptive, always
 
-from tiercel.engine.speculation import Speculation
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.structured import StructuredOutputsParams
 from tiercel.sampling.budget_constraint import BudgetConstraint
 from tiercel.sampling.grammars import Grammars
 from tiercel.spec.drafters.interface import Proposal
-from tiercel.spec.settings import SpeculationSettings
 from tiercel.testing.fake_runner import FakeRunner, expected_tokens, make_limits
 from tiercel.text.thinking_budget import ReasoningMarkers, ThinkingBudget
 
@@ -168,28 +167,28 @@ def test_a_model_with_recurrent_state_takes_no_drafts():
 
 
 class Timed(FakeRunner):
-    """Steps take a millisecond, and `slope` of it more for each further row."""
+    """A step takes 2 ms, and `slope` of it more for each further row; the clock goes on by `late_s` more."""
 
     slope = 0.1
+    late_s = 0.0
+    now_s = 0.0
 
     def _run(self, plan):
         result = super()._run(plan)
         n_rows = sum(plan.seq_tokens.tolist())
         if result.seq_drafted is not None:
             n_rows = len(plan.seq_tokens) + sum(result.seq_drafted.tolist())
-        from msgspec.structs import replace
+        took_s = 2e-3 * (1 + self.slope * (n_rows - 1))
+        self.now_s += took_s + self.late_s
+        return replace(result, compute_ns=int(1e9 * took_s))
 
-        return replace(result, compute_ns=int(2e6 * (1 + self.slope * (n_rows - 1))))
 
-
-def play_timed(slope, p_right, n_tokens=50):
-    limits = make_limits(max_logits_rows=96, max_step_tokens=96, max_len_tokens=256, n_pages=200)
+def play_timed(slope, p_right, n_tokens=200, late_s=0.0):
+    limits = make_limits(max_logits_rows=96, max_step_tokens=96, max_len_tokens=1024, n_pages=400)
     runner = Timed(limits)
-    runner.slope = slope
-    answers = {tuple(PROMPT): [expected_tokens(PROMPT, 240, GREEDY)]}
-    speculation = Speculation(
-        KnowingDrafter(answers, p_right=p_right), SpeculationSettings(n_tokens_max=8), vocab_size=97
-    )
+    runner.slope, runner.late_s = slope, late_s
+    answers = {tuple(PROMPT): [expected_tokens(PROMPT, n_tokens + 20, GREEDY)]}
+    speculation = adaptive(KnowingDrafter(answers, p_right=p_right), 8, clock=lambda: runner.now_s)
     bench = Bench(runner=runner, speculation=speculation, max_draft_rows=24)
     bench.add("a", PROMPT, max_tokens=n_tokens, temperature=0.0)
     bench.run()
@@ -198,7 +197,7 @@ def play_timed(slope, p_right, n_tokens=50):
 
 
 def test_it_drafts_where_that_pays():
-    speculation, runner = play_timed(0.05, 1.0, n_tokens=200)
+    speculation, runner = play_timed(0.05, 1.0)
     assert speculation.counts.n_accepted_tokens > 100
     assert runner.n_steps_run < 110
 
@@ -206,8 +205,15 @@ def test_it_drafts_where_that_pays():
 @pytest.mark.parametrize(("slope", "p_right"), [(0.05, 0.0), (1.0, 0.3), (3.0, 0.8)])
 def test_it_leaves_alone_what_does_not_pay(slope, p_right):
     """Guesses that are wrong, or rows that cost as much as steps."""
-    speculation, _ = play_timed(slope, p_right, n_tokens=200)
+    speculation, _ = play_timed(slope, p_right)
     assert speculation.counts.n_draft_tokens < 60  # of 1,600: what it takes to learn that
+
+
+def test_it_gives_up_where_the_clock_says_that_waiting_costs_more_than_it_brings():
+    """Whatever its estimates say: right drafts, cheap rows, and an engine that takes twenty milliseconds a step."""
+    speculation, runner = play_timed(0.05, 1.0, n_tokens=900, late_s=0.02)
+    assert speculation.counts.n_drafts < 100  # three tries of 24
+    assert runner.n_steps_run > 450
 
 
 FORMS = [{"regex": "[a-c]+x?"}, {"choice": ["one", "other"]}, {"regex": "[ -~]{2,9}"}, {"regex": "(ab|cd){1,6}"}]

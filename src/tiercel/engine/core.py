@@ -487,8 +487,6 @@ class EngineCore:
             self._take_tokens(step, result)
         else:
             self._take_rows(step, result)
-        if self._speculation is not None:
-            self._speculation.take(step.sequences)
         if self._in_flight:
             self._send_masks(self._in_flight[0])
 

@@ -6,14 +6,16 @@ Owner: the engine's thread. Knows neither runner nor scheduler; it writes `foret
 Two states. While it does not `wait`, steps are planned ahead as without speculation, and guesses are only compared with
 what comes: that costs no step anything, and tells what drafting would bring. When it would bring more than waiting
 for each step takes, it waits: every guess is then made of the newest token, and computed. Back when it no longer
-does. A drafter that fails is no longer asked for that sequence, and the request goes on without it.
+does, or when the clock says that the tokens came slower than plain steps would have made them; then for a while,
+longer each time. A drafter that fails is no longer asked for that sequence, and the request goes on without it.
 
 Invariants (`check`): it follows the sequences that began and have not ended; what is foretold of one agrees with its
 known tokens; acceptance by position does not grow.
 """
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final
 
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# What a round of the engine takes that a step under way would have hidden: measured on two cores, by hand.
-_WAIT_S: Final = 1.5e-4
-_ENTERS, _LEAVES = 1.03, 1.0  # gain at which it begins to wait, and below which it no longer does
+# What a round of the engine takes that a step under way would have hidden, until it was measured.
+_WAIT_S: Final = 2e-4
+_ENTERS, _LEAVES = 1.05, 1.0  # gain at which it begins to wait, and below which it no longer does
 _NEWEST: Final = 0.1
+# Waiting steps after which it looks whether they were worth it, and steps for which it does not wait again if not: at
+# first, and at most. A loss of a tenth in 24 of 24 + 192 steps is one of a hundredth, and it halves each time.
+_N_TRIED, _N_HELD, _N_HELD_MAX = 24, 192, 6144
 
 
 class _Followed(msgspec.Struct):
@@ -52,7 +57,14 @@ class _Followed(msgspec.Struct):
 class Speculation:
     """See the module's docstring."""
 
-    def __init__(self, drafter: Drafter, settings: SpeculationSettings, *, vocab_size: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        settings: SpeculationSettings,
+        *,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.counts = SpeculationCounts(n_accepted_by_position=[0] * settings.n_tokens_max)
         self._drafter = drafter
         self._settings = settings
@@ -64,6 +76,12 @@ class Speculation:
         self._told = SpeculationCounts()
         self._gain = 1.0
         self._is_waiting = False
+        self._clock = clock
+        self._collected_s: float | None = None  # when the step before was
+        self._wait_s = _WAIT_S
+        self._n_tried, self._earned_s, self._spent_s = 0, 0.0, 0.0  # since it began to wait, or looked
+        self._n_unseen = 0  # steps since guesses were looked at
+        self._n_held, self._hold = 0, _N_HELD  # steps yet to come without, and those after the next failure
 
     @property
     def waits(self) -> bool:
@@ -91,6 +109,14 @@ class Speculation:
             followed = self._follow(sequence)
             if followed is not None:
                 ready.append((sequence, followed))
+        # While nothing is waited for, one sequence a step is looked at, on the average: a look takes time from steps.
+        self._n_unseen += 1
+        if not ready or not (self.waits or self._n_unseen >= len(ready) + min(self._n_held, 16)):
+            return
+        self._n_unseen = 0
+        for sequence, followed in ready:
+            self._tell_tokens(sequence, followed)
+        ready = [(sequence, followed) for sequence, followed in ready if sequence in self._followed]
         if not ready or not (self.waits or any(followed.is_stale for _, followed in ready)):
             return
         n_max = n_for_batch(self._settings.n_tokens_by_batch, n_rows, self._settings.n_tokens_max)
@@ -107,13 +133,16 @@ class Speculation:
     def _choose(self, ready: "list[tuple[Sequence, _Followed]]", n_rows: int, n_max: int) -> None:
         chances = [self._chances(sequence, followed, n_max) for sequence, followed in ready]
         numbers, gain = choose(
-            chances, self._costs.seconds, n_rows=n_rows, n_drafts_max=n_max * len(ready), wait_s=_WAIT_S
+            chances, self._costs.seconds, n_rows=n_rows, n_drafts_max=n_max * len(ready), wait_s=self._wait_s
         )
         if gain == 1.0 and self._is_waiting:  # a plain step, but it was waited for
             cost = self._costs.seconds(n_rows)
-            gain = cost / (cost + _WAIT_S)
+            gain = cost / (cost + self._wait_s)
         self._gain += _NEWEST * (gain - self._gain)
-        self._is_waiting = self._gain > (_LEAVES if self._is_waiting else _ENTERS)
+        was_waiting = self._is_waiting
+        self._is_waiting = self._n_held == 0 and self._gain > (_LEAVES if was_waiting else _ENTERS)
+        if self._is_waiting and not was_waiting:
+            self._n_tried, self._earned_s, self._spent_s = 0, 0.0, 0.0
         if self._is_waiting:
             for (sequence, _), n in zip(ready, numbers, strict=True):
                 if sequence.n_total == len(sequence.token_ids):  # what was planned ahead is seen first
@@ -181,13 +210,14 @@ class Speculation:
 
     def collected(self, step: "PlannedStep", result: "StepResult") -> None:
         """Take note of what a step computed and accepted, before its tokens are taken."""
-        n_rows, is_decoding = 0, not step.admitted
         drafted = result.seq_drafted.tolist() if result.seq_drafted is not None else None
-        for place, count in enumerate(step.counts):
-            is_decoding &= step.samples[place] and (count == 1 or place in step.foretold)
-            n_rows += 1 + drafted[place] if drafted is not None and place in step.foretold else count
-        if is_decoding:
+        n_rows = n_most = sum(step.counts)
+        if drafted is not None:
+            n_rows -= sum(step.counts[place] - 1 - drafted[place] for place in step.foretold)
+        if not step.admitted and n_most == len(step.counts) + step.n_draft_rows and all(step.samples):
             self._costs.observe(n_rows, result.compute_ns * 1e-9)
+            self._weigh(len(step.counts), len(result.row_seq), result.compute_ns * 1e-9)
+        self._collected_s = self._clock()
         if drafted is None:
             return
         counts, n_emitted = self.counts, dict.fromkeys(step.foretold, 0)
@@ -203,20 +233,38 @@ class Speculation:
             for position in range(n - 1):
                 counts.n_accepted_by_position[position] += 1
 
-    def take(self, sequences: "Iterable[Sequence]") -> None:
-        """Tell the drafters what came."""
-        for sequence in sequences:
-            followed = self._followed.get(sequence)
-            if followed is None or len(sequence.token_ids) == followed.n_seen:
-                continue
-            new = sequence.token_ids[followed.n_seen :]
-            followed.n_seen = len(sequence.token_ids)
-            followed.is_stale = True
-            self._compare(followed, new)
-            try:
-                followed.drafter.extend(new)
-            except Exception as error:  # noqa: BLE001  a drafter's boundary
-                self._fail(sequence, error)
+    def _weigh(self, n_sequences: int, n_tokens: int, compute_s: float) -> None:
+        """See whether waiting is worth it: by the clock, against what plain steps compute for as many tokens."""
+        self._n_held = max(self._n_held - 1, 0)
+        if not self._is_waiting or self._collected_s is None:
+            return
+        # All that is decoded was running when the step before was collected: nothing else was waited for.
+        took_s = self._clock() - self._collected_s
+        self._wait_s += _NEWEST * (min(max(took_s - compute_s, 0.0), compute_s) - self._wait_s)
+        self._n_tried += 1
+        self._spent_s += min(took_s, 4.0 * compute_s)
+        self._earned_s += n_tokens / n_sequences * self._costs.seconds(n_sequences)
+        if self._n_tried < _N_TRIED:
+            return
+        if self._earned_s < self._spent_s:
+            self._is_waiting = False
+            self._n_held, self._hold = self._hold, min(2 * self._hold, _N_HELD_MAX)
+        else:
+            self._hold = _N_HELD
+        self._n_tried, self._earned_s, self._spent_s = 0, 0.0, 0.0
+
+    def _tell_tokens(self, sequence: "Sequence", followed: _Followed) -> None:
+        """Tell a drafter what came since it was told last, and see how much of its guess has."""
+        new = sequence.token_ids[followed.n_seen :]
+        if not new:
+            return
+        followed.n_seen = len(sequence.token_ids)
+        followed.is_stale = True
+        self._compare(followed, new)
+        try:
+            followed.drafter.extend(new)
+        except Exception as error:  # noqa: BLE001  a drafter's boundary
+            self._fail(sequence, error)
 
     def _compare(self, followed: _Followed, new: Many[int]) -> None:
         """See how much of a guess has come."""
@@ -244,6 +292,9 @@ class Speculation:
 
     def end(self, sequence: "Sequence") -> None:
         """Forget a sequence, whatever became of it."""
+        followed = self._followed.get(sequence)
+        if followed is not None:
+            self._tell_tokens(sequence, followed)
         self._failed.discard(sequence)
         followed = self._followed.pop(sequence, None)
         if followed is not None:
@@ -277,10 +328,10 @@ class Speculation:
         for sequence, followed in self._followed.items():
             name = sequence.sequence_id
             assert sequence.state is not State.FINISHED, f"speculation: {name} has ended and is followed"
-            assert followed.n_seen == len(sequence.token_ids), f"speculation: {name} went on unseen"
+            assert followed.n_seen <= len(sequence.token_ids), f"speculation: {name} was told what did not come"
             if followed.guess is not None:
                 n = followed.n_right
-                came = sequence.token_ids[sequence.foretold_from :]
+                came = sequence.token_ids[sequence.foretold_from : followed.n_seen]
                 assert came == followed.guess.token_ids[:n], f"speculation: {name} is not as its guess is taken to be"
         by_position = self.counts.n_accepted_by_position
         assert by_position == sorted(by_position, reverse=True), "speculation: later drafts accepted more often"
