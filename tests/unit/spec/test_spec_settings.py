@@ -54,7 +54,7 @@ def test_ranges_of_a_batch_are_read():
 @pytest.mark.parametrize(
     ("speculative", "config", "word"),
     [
-        ("auto", {"methode": "ngram"}, "methode"),
+        ("auto", {"methods": "ngram"}, "methods"),
         ("auto", {"method": "eagle3"}, "eagle3"),
         ("auto", {"num_speculative_tokens": 0}, "num_speculative_tokens"),
         ("auto", {"num_speculative_tokens": True}, "num_speculative_tokens"),
