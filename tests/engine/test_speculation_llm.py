@@ -36,7 +36,7 @@ CASES = {
     "told sampled": {"temperature": 0.6, "seed": 2, "logprobs": 2, "allowed_token_ids": list(range(97, 103))},
     "held": {"temperature": 0.0, "min_tokens": 9, "stop_token_ids": list(range(90, 200))},
     "stopped": {"temperature": 0.6, "seed": 2, "allowed_token_ids": [97, 98, 99], "stop": ["cab", "bb"]},
-    "formed": {"temperature": 0.8, "seed": 5, "structured_outputs": StructuredOutputsParams(regex="(ab|ba|abc){3,20}")},
+    "formed": {"temperature": 0.8, "seed": 5, "structured_outputs": StructuredOutputsParams(regex="(ab|cab|ac){3,20}")},
     "two": {"temperature": 0.8, "seed": 6, "n": 2},
 }
 
