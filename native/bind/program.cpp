@@ -29,6 +29,11 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Buffer = std::pair<int64_t, int64_t>;               // offset, stride in bytes
 using Stores = std::vector<std::shared_ptr<PackedStore>>; // one an expert
+// Of a delta layer: x, channels, width, w, bias, has_silu; gate, beta, heads, lower_bound, a_log, dt_bias, eps; z, is_gate_per_head, w,
+// eps, is_sigmoid.
+using ConvPart = std::tuple<Buffer, int64_t, int64_t, Floats, std::optional<Floats>, bool>;
+using RulePart = std::tuple<Buffer, Buffer, std::tuple<int64_t, int64_t, int64_t, int64_t>, float, Floats, Floats, float>;
+using NormPart = std::tuple<Buffer, bool, std::optional<Floats>, float, bool>;
 
 std::span<const int32_t> span_of(const Ints& a) { return {a.data(), a.size()}; }
 std::vector<float> copy_of(const std::optional<Floats>& a) {
@@ -388,6 +393,32 @@ void bind_recording(nb::module_& m) {
             r.add(logits_rows, op::GateNorm{place_of(x), place_of(z), groups, group_dim, copy_of(w), eps, place_of(y)});
           },
           "logits_rows"_a, "x"_a, "z"_a, "groups"_a, "group_dim"_a, "w"_a, "eps"_a, "y"_a)
+      .def(
+          "delta_layer",
+          [](Recording& r, const ConvPart& conv, const RulePart& rule, const NormPart& norm, Buffer y, std::pair<int64_t, int64_t> at) {
+            const auto& [x, channels, width, w, conv_bias, has_silu] = conv;
+            const auto& [gate, beta, heads, lower_bound, a_log, dt_bias, eps] = rule;
+            const auto& [z, is_gate_per_head, norm_w, norm_eps, is_sigmoid] = norm;
+            const auto [n_key, n_value, key_dim, value_dim] = heads;
+            const auto n_bias = static_cast<int64_t>(dt_bias.size());
+            if (n_key < 1 || n_value < 1 || n_value % n_key != 0 || key_dim < 1 || value_dim < 1)
+              throw nb::value_error("delta_layer: value heads need to be a multiple of the key heads, and all sizes 1 or more");
+            if (channels != 2 * n_key * key_dim + n_value * value_dim || width < 1 || static_cast<int64_t>(w.size()) != channels * width)
+              throw nb::value_error("delta_layer: w needs channels * width numbers, channels those of all queries, keys and values");
+            if (conv_bias && static_cast<int64_t>(conv_bias->size()) != channels)
+              throw nb::value_error("delta_layer: the convolution's bias needs one number a channel");
+            if (static_cast<int64_t>(a_log.size()) != n_value || (n_bias != n_value && n_bias != n_value * key_dim))
+              throw nb::value_error("delta_layer: a_log needs one number a head, dt_bias one a head or a key channel");
+            if (norm_w && static_cast<int64_t>(norm_w->size()) != value_dim)
+              throw nb::value_error("delta_layer: the norm's w needs one number a column of a head");
+            const BufferRef none{0, 0};
+            r.add(false, op::DeltaLayer{{place_of(x), channels, width, copy_of(w), copy_of(conv_bias), has_silu, none, at.first},
+                                        {none, place_of(gate), place_of(beta), n_key, n_value, key_dim, value_dim, lower_bound,
+                                         copy_of(a_log), copy_of(dt_bias), eps, none, at.second},
+                                        {none, place_of(z), is_gate_per_head, n_value, value_dim, copy_of(norm_w), norm_eps, is_sigmoid,
+                                         place_of(y)}});
+          },
+          "conv"_a, "rule"_a, "norm"_a, "y"_a, "state_offsets"_a)
       .def(
           "embed_rows",
           [](Recording& r, const std::shared_ptr<PackedStore>& w, bool is_position, int32_t first, Buffer y) {

@@ -26,6 +26,10 @@ int64_t attention_shared_bytes(int32_t n_heads, int32_t head_dim, int64_t max_se
 // Sixteen tokens' queries, keys and decays, and their betas: see kernels/recurrent.cpp.
 int64_t delta_rule_thread_bytes(int64_t key_dim) { return 16 * (3 * ((key_dim + 15) / 16 * 16) + 1) * 4; }
 
+int64_t delta_layer_thread_bytes(int64_t key_dim, int64_t value_dim, int64_t group) {
+  return delta_rule_thread_bytes(key_dim) + 16 * (2 * key_dim + (group + 1) * value_dim) * 4;
+}
+
 // Sixteen tokens' steps and decays, and of each the 32 columns of its input and its output: see kernels/ssd.cpp.
 int64_t ssd_thread_bytes() { return 16 * (2 + 2 * 32) * 4; }
 

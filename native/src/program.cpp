@@ -43,7 +43,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
   kv_ = std::move(kv);
   logits_ = logits;
   vocab_ = vocab;
-  int64_t thread_bytes = 4096, shared_bytes = 0, experts_bytes = 0;
+  int64_t thread_bytes = 4096, shared_bytes = 0, experts_bytes = 0, layer_bytes = 0;
   for (auto& op : ops_) {
     std::visit(Overload{
                    [&](op::Linear& o) {
@@ -77,6 +77,11 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                    [&](op::LatentKv& o) { thread_bytes = std::max(thread_bytes, int64_t{o.rope} * 4 + 64); },
                    [&](op::Given& o) { given_width_ = o.width; },
                    [&](op::DeltaRule& o) { thread_bytes = std::max(thread_bytes, delta_rule_thread_bytes(o.key_dim)); },
+                   [&](op::DeltaLayer& o) {
+                     const op::DeltaRule& r = o.rule;
+                     thread_bytes = std::max(thread_bytes, delta_layer_thread_bytes(r.key_dim, r.value_dim, r.value_heads / r.key_heads));
+                     layer_bytes = std::max(layer_bytes, max_tokens * (o.conv.channels + r.value_heads * r.value_dim) * 4);
+                   },
                    [&](op::Ssd&) { thread_bytes = std::max(thread_bytes, ssd_thread_bytes()); },
                    [&](auto&) {},
                },
@@ -87,6 +92,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
   scratch_ = std::make_unique<Region>((thread_scratch_bytes_ + private_row_bytes_ + 4096) * n_threads_);
   attention_scratch_ = std::make_unique<Region>(shared_bytes);
   experts_scratch_ = std::make_unique<Region>(experts_bytes);
+  layer_scratch_ = std::make_unique<Region>(layer_bytes);
   state_slot_bytes_ = state_slot_bytes;
   state_ = std::make_unique<Region>(state_slot_bytes * max_seqs);
   op_ns_.assign(ops_.size(), 0);
@@ -308,23 +314,12 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
             kernels_->sigmoid_gate({floats(o.x), cols(o.x), floats(o.gate), cols(o.gate), floats(o.y), cols(o.y), m, o.width, o.gate_width},
                                    ctx);
           },
-          [&](const op::ShortConv& o) {
-            kernels_->short_conv({floats(o.x), cols(o.x), o.channels, o.width, o.w.data(), o.bias.empty() ? nullptr : o.bias.data(),
-                                  o.has_silu, floats(o.y), cols(o.y), state_at(o.state_offset)},
-                                 step, ctx);
-          },
+          [&](const op::ShortConv& o) { kernels_->short_conv(conv_args(o, floats(o.y), cols(o.y)), step, ctx); },
           [&](const op::DeltaRule& o) {
-            const bool is_per_channel = static_cast<int64_t>(o.dt_bias.size()) != o.value_heads;
-            kernels_->delta_rule({floats(o.qkv), cols(o.qkv), floats(o.gate), cols(o.gate), floats(o.beta), cols(o.beta), floats(o.y),
-                                  cols(o.y), o.key_heads, o.value_heads, o.key_dim, o.value_dim, is_per_channel, o.lower_bound,
-                                  o.a_log.data(), o.dt_bias.data(), o.eps, state_at(o.state_offset)},
-                                 step, ctx);
+            kernels_->delta_rule(rule_args(o, floats(o.qkv), cols(o.qkv), floats(o.y), cols(o.y)), step, ctx);
           },
-          [&](const op::GatedNorm& o) {
-            kernels_->gated_norm({floats(o.x), cols(o.x), m, floats(o.z), cols(o.z), o.is_gate_per_head, o.heads, o.head_dim,
-                                  o.w.empty() ? nullptr : o.w.data(), o.eps, o.is_sigmoid, floats(o.y), cols(o.y), o.is_plain},
-                                 ctx);
-          },
+          [&](const op::GatedNorm& o) { kernels_->gated_norm(norm_args(o, floats(o.x), cols(o.x), m), ctx); },
+          [&](const op::DeltaLayer& o) { run_delta_layer(o, step, ctx); },
           [&](const op::ResidualMix& o) {
             const float* sources[kMaxResiduals];
             int64_t strides[kMaxResiduals];
@@ -348,6 +343,67 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
           },
       },
       op.body);
+}
+
+ShortConvArgs Program::conv_args(const op::ShortConv& o, float* y, int64_t ldy) const {
+  return {floats(o.x), o.x.stride_bytes / 4,    o.channels, o.width, o.w.data(), o.bias.empty() ? nullptr : o.bias.data(), o.has_silu, y,
+          ldy,         state_at(o.state_offset)};
+}
+
+DeltaRuleArgs Program::rule_args(const op::DeltaRule& o, const float* qkv, int64_t ld_qkv, float* y, int64_t ldy) const {
+  const bool is_per_channel = static_cast<int64_t>(o.dt_bias.size()) != o.value_heads;
+  return {qkv,
+          ld_qkv,
+          floats(o.gate),
+          o.gate.stride_bytes / 4,
+          floats(o.beta),
+          o.beta.stride_bytes / 4,
+          y,
+          ldy,
+          o.key_heads,
+          o.value_heads,
+          o.key_dim,
+          o.value_dim,
+          is_per_channel,
+          o.lower_bound,
+          o.a_log.data(),
+          o.dt_bias.data(),
+          o.eps,
+          state_at(o.state_offset)};
+}
+
+GatedNormArgs Program::norm_args(const op::GatedNorm& o, const float* x, int64_t ldx, int64_t m) const {
+  return {x,
+          ldx,
+          m,
+          floats(o.z),
+          o.z.stride_bytes / 4,
+          o.is_gate_per_head,
+          o.heads,
+          o.head_dim,
+          o.w.empty() ? nullptr : o.w.data(),
+          o.eps,
+          o.is_sigmoid,
+          floats(o.y),
+          o.y.stride_bytes / 4,
+          o.is_plain};
+}
+
+void Program::run_delta_layer(const op::DeltaLayer& o, const StepView& step, const ThreadCtx& ctx) {
+  const int64_t width = o.rule.value_heads * o.rule.value_dim, m = step.n_tokens;
+  if (step.n_seqs * o.rule.key_heads >= ctx.n_threads) {
+    kernels_->delta_layer({conv_args(o.conv, nullptr, 0), rule_args(o.rule, nullptr, 0, nullptr, 0), norm_args(o.norm, nullptr, 0, m)},
+                          step, ctx);
+    return;
+  }
+  // Fewer heads than threads: the parts one after the other cut finer. The bits are the same.
+  float* qkv = reinterpret_cast<float*>(layer_scratch_->data());
+  float* y = qkv + m * o.conv.channels;
+  kernels_->short_conv(conv_args(o.conv, qkv, o.conv.channels), step, ctx);
+  ctx.barrier->wait(ctx.barrier, ctx.thread);
+  kernels_->delta_rule(rule_args(o.rule, qkv, o.conv.channels, y, width), step, ctx);
+  ctx.barrier->wait(ctx.barrier, ctx.thread);
+  kernels_->gated_norm(norm_args(o.norm, y, width, m), ctx);
 }
 
 void Program::set_timing(bool on) {

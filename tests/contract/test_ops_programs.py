@@ -21,7 +21,8 @@ from tiercel.testing.fill import tiny_checkpoint
 
 FIXTURES = Path(__file__).parent.parent / "model" / "fixtures"
 PASSES = [
-    Passes(**dict(zip(Passes.__struct_fields__, on, strict=True))) for on in itertools.product((True, False), repeat=4)
+    Passes(**dict(zip(Passes.__struct_fields__, on, strict=True)))
+    for on in itertools.product((True, False), repeat=len(Passes.__struct_fields__))
 ]
 NAMES = [
     "llama_linear_biases_head_dim_24",

@@ -429,6 +429,16 @@ struct GateNormArgs {
   int64_t ldy;
 };
 
+// A convolution, the delta rule of its result, and the gated norm of that: norm.y = what the three give one after the other, with
+// conv.channels = 2 * key_heads * key_dim + value_heads * value_dim and norm.heads = rule.value_heads. Between them is no buffer: conv.y,
+// rule.qkv, rule.y and norm.x are not read.
+struct DeltaLayerArgs {
+  ShortConvArgs conv;
+  DeltaRuleArgs rule;
+  GatedNormArgs norm;
+};
+int64_t delta_layer_thread_bytes(int64_t key_dim, int64_t value_dim, int64_t group); // group: value heads of a key head
+
 // y = (x - mean) / sqrt(variance + eps) * w + bias over each row of width columns. y may be x.
 struct LayerNormArgs {
   const float* x;
@@ -513,6 +523,7 @@ struct KernelTable {
   void (*short_conv)(const ShortConvArgs&, const StepView&, const ThreadCtx&);
   void (*delta_rule)(const DeltaRuleArgs&, const StepView&, const ThreadCtx&);
   void (*gated_norm)(const GatedNormArgs&, const ThreadCtx&);
+  void (*delta_layer)(const DeltaLayerArgs&, const StepView&, const ThreadCtx&);
   void (*layer_norm)(const LayerNormArgs&, const ThreadCtx&);
   void (*activate)(const ActivateArgs&, const ThreadCtx&);
   void (*sequence_attention)(const SequenceAttentionArgs&, const StepView&, const ThreadCtx&);

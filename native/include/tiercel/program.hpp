@@ -216,6 +216,11 @@ struct GateNorm {
   float eps;
   BufferRef y;
 };
+struct DeltaLayer { // conv.y, rule.qkv, rule.y and norm.x are no buffers
+  ShortConv conv;
+  DeltaRule rule;
+  GatedNorm norm;
+};
 struct LayerNorm {
   BufferRef x;
   int64_t width;
@@ -256,7 +261,7 @@ struct Join { // rows of x, and behind them those of z
 using OpBody = std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated,
                             op::SelectRows, op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear,
                             op::SigmoidGate, op::ShortConv, op::DeltaRule, op::GatedNorm, op::EmbedRows, op::LayerNorm, op::Activate,
-                            op::SequenceAttention, op::ResidualMix, op::Given, op::Join, op::Ssd, op::GateNorm>;
+                            op::SequenceAttention, op::ResidualMix, op::Given, op::Join, op::Ssd, op::GateNorm, op::DeltaLayer>;
 
 struct Op {
   Rows rows;
@@ -324,6 +329,10 @@ class Program {
   QuantRows quant_rows(const BufferRef& b, int64_t k, uint8_t* private_row) const {
     return {private_row ? private_row : arena_->data() + b.offset, b.stride_bytes, k};
   }
+  void run_delta_layer(const op::DeltaLayer& o, const StepView& step, const ThreadCtx& ctx);
+  ShortConvArgs conv_args(const op::ShortConv& o, float* y, int64_t ldy) const;
+  DeltaRuleArgs rule_args(const op::DeltaRule& o, const float* qkv, int64_t ld_qkv, float* y, int64_t ldy) const;
+  GatedNormArgs norm_args(const op::GatedNorm& o, const float* x, int64_t ldx, int64_t m) const;
   StateMemory state_at(int64_t offset) const { return {state_->data() + offset, state_slot_bytes_}; }
   float* floats(const BufferRef& b) const { return reinterpret_cast<float*>(arena_->data() + b.offset); }
 
@@ -336,7 +345,8 @@ class Program {
   int64_t thread_scratch_bytes_ = 0, private_row_bytes_ = 0; // each thread has both, then a page
   std::unique_ptr<Region> attention_scratch_;
   std::unique_ptr<Region> experts_scratch_;
-  std::unique_ptr<Region> state_; // [slots][state_slot_bytes_]
+  std::unique_ptr<Region> layer_scratch_; // of delta layers; only touched when threads outnumber their heads
+  std::unique_ptr<Region> state_;         // [slots][state_slot_bytes_]
   int64_t state_slot_bytes_ = 0;
   KvPool kv_;
   BufferRef logits_{0, 0};

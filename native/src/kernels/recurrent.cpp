@@ -7,6 +7,8 @@
 //               rows i ascending: kept_i = s_i * decay_i, seen = fma(k_i, kept_i, seen); delta = beta * (v - seen);
 //               s_i = fma(k_i, delta, kept_i), y = fma(q_i, s_i, y).
 //   gated_norm  norm as in rows.hpp, times w, times act(z).
+//   delta_layer what the three do one after the other, a key head with its value heads at a time: what lies between them stays in the
+//               thread's scratch, where three ops leave it to other threads' caches.
 #include "recurrent.hpp"
 
 #include "table.hpp"
@@ -39,10 +41,14 @@ TIERCEL_INLINE F16v decay_of(const DeltaRuleArgs& a, const Head& head, F16v gate
   return exp(mul(neg(exp_a), softplus(s)));
 }
 
-TIERCEL_INLINE void prepare(const DeltaRuleArgs& a, const Head& head, int64_t row, int64_t i, float scale, const Tile& tile) {
-  const float* q = a.qkv + row * a.ld_qkv + head.key_head * a.key_dim;
+// Token i of the tile: its query and key.
+TIERCEL_INLINE void prepare_keys(const DeltaRuleArgs& a, const float* q, const float* k, int64_t i, float scale, const Tile& tile) {
   normalised(q, a.key_dim, a.eps, scale, tile.q + i * tile.stride);
-  normalised(q + a.key_heads * a.key_dim, a.key_dim, a.eps, 1.0f, tile.k + i * tile.stride);
+  normalised(k, a.key_dim, a.eps, 1.0f, tile.k + i * tile.stride);
+}
+
+// Its decays and its beta, of one value head.
+TIERCEL_INLINE void prepare_gates(const DeltaRuleArgs& a, const Head& head, int64_t row, int64_t i, const Tile& tile) {
   float* decay = tile.decay + i * tile.stride;
   if (a.is_per_channel) {
     const float* gate = a.gate + row * a.ld_gate + head.value_head * a.key_dim;
@@ -149,48 +155,124 @@ void walk_block(float* state, int64_t key_dim, int64_t n, const Tile& tile, cons
   is_half ? walk<1>(state, key_dim, n, tile, v, ldv, columns, y, ldy) : walk<2>(state, key_dim, n, tile, v, ldv, columns, y, ldy);
 }
 
+// A sequence's rows of a convolution: x and y at their first row, y at its column of channel `begin`.
+struct ConvRows {
+  const float* x;
+  int64_t n;
+  bool is_new; // nothing came before them
+  float* state;
+  int64_t begin, end; // channels
+  float* y;
+  int64_t ldy;
+};
+
+// V * 16 channels from c on; taps and window stay in registers over all rows.
+template <int Width, int V>
+TIERCEL_INLINE void convolve(const ShortConvArgs& a, const ConvRows& r, int64_t c) {
+  F16v w[Width][V], window[Width][V], bias[V];
+  for (int v = 0; v < V; ++v) {
+    bias[v] = a.bias != nullptr ? load(a.bias + c + 16 * v) : zero();
+    for (int j = 0; j < Width; ++j) w[j][v] = load(a.w + j * a.channels + c + 16 * v);
+    for (int j = 0; j + 1 < Width; ++j) window[j][v] = r.is_new ? zero() : load(r.state + j * a.channels + c + 16 * v);
+  }
+  float* y = r.y + c - r.begin;
+  for (int64_t t = 0; t < r.n; ++t)
+    for (int v = 0; v < V; ++v) {
+      window[Width - 1][v] = load(r.x + t * a.ldx + c + 16 * v);
+      F16v sum = bias[v];
+      for (int j = 0; j < Width; ++j) sum = fma(w[j][v], window[j][v], sum);
+      store(y + t * r.ldy + 16 * v, a.has_silu ? silu(sum) : sum);
+      for (int j = 0; j + 1 < Width; ++j) window[j][v] = window[j + 1][v];
+    }
+  for (int v = 0; v < V; ++v)
+    for (int j = 0; j + 1 < Width; ++j) store(r.state + j * a.channels + c + 16 * v, window[j][v]);
+}
+
+// Any width, any number of channels.
+void convolve_any(const ShortConvArgs& a, const ConvRows& r) {
+  const int64_t before = a.width - 1;
+  // Input i of the rows; below 0 it came in an earlier step, or never.
+  const auto input = [&](int64_t i, int64_t c, int lanes) {
+    if (i >= 0) return load_part(r.x + i * a.ldx + c, lanes);
+    return r.is_new ? zero() : load_part(r.state + (before + i) * a.channels + c, lanes);
+  };
+  for (int64_t t = 0; t < r.n; ++t)
+    for (int64_t c = r.begin; c < r.end; c += 16) {
+      const int lanes = lanes_left(c, r.end);
+      F16v sum = a.bias != nullptr ? load_part(a.bias + c, lanes) : zero();
+      for (int64_t j = 0; j < a.width; ++j) sum = fma(load_part(a.w + j * a.channels + c, lanes), input(t - before + j, c, lanes), sum);
+      store_part(r.y + t * r.ldy + c - r.begin, a.has_silu ? silu(sum) : sum, lanes);
+    }
+  // Ascending: what is read lies behind what is written.
+  for (int64_t j = 0; j < before; ++j)
+    for (int64_t c = r.begin; c < r.end; c += 16) {
+      const int lanes = lanes_left(c, r.end);
+      store_part(r.state + j * a.channels + c, input(r.n - before + j, c, lanes), lanes);
+    }
+}
+
+void convolve_rows(const ShortConvArgs& a, const ConvRows& r) {
+  // What models have: one pass, where the general form makes two for each row.
+  if (a.width != 4 || (r.end - r.begin) % 16 != 0) return convolve_any(a, r);
+  int64_t c = r.begin;
+  for (; c + 32 <= r.end; c += 32) convolve<4, 2>(a, r, c);
+  for (; c < r.end; c += 16) convolve<4, 1>(a, r, c);
+}
+
+TIERCEL_INLINE Tile tile_at(float* scratch, int64_t key_dim) {
+  const int64_t stride = (key_dim + 15) / 16 * 16, floats = kTileTokens * stride;
+  return {scratch, scratch + floats, scratch + 2 * floats, scratch + 3 * floats, stride};
+}
+
+// Blocks first_block .. end_block of a head's columns, for the n tokens of the tile; v and y at the head's first column.
+TIERCEL_INLINE void walk_blocks(const DeltaRuleArgs& a, float* state, int64_t first_block, int64_t end_block, int64_t n, const Tile& tile,
+                                const float* v, int64_t ldv, float* y, int64_t ldy) {
+  for (int64_t b = first_block; b < end_block; ++b) {
+    const int64_t column = b * kBlockColumns, left = a.value_dim - column;
+    walk_block(state + a.key_dim * column, a.key_dim, n, tile, v + column, ldv, left < kBlockColumns ? left : kBlockColumns, y + column,
+               ldy);
+  }
+}
+
+TIERCEL_INLINE int64_t padded_columns(int64_t value_dim) { return (value_dim + 15) / 16 * 16; }
+
+TIERCEL_INLINE Head head_of(const DeltaRuleArgs& a, int64_t h) {
+  return {h, h / (a.value_heads / a.key_heads), first_lane(exp(set1(a.a_log[h])))};
+}
+
+TIERCEL_INLINE void norm_head(const GatedNormArgs& a, const float* x, const float* z, float* y) {
+  const F16v factor = set1(a.w != nullptr ? norm_factor(x, a.head_dim, a.eps) : 1.0f);
+  for (int64_t i = 0; i < a.head_dim; i += 16) {
+    const int n = lanes_left(i, a.head_dim);
+    F16v v = load_part(x + i, n);
+    if (a.w != nullptr) v = mul(mul(v, factor), load_part(a.w + i, n));
+    const F16v gate = a.is_gate_per_head ? set1(*z) : load_part(z + i, n);
+    store_part(y + i, mul(v, a.is_plain ? gate : a.is_sigmoid ? sigmoid(gate) : silu(gate)), n);
+  }
+}
+
+TIERCEL_INLINE void norm_head_of_row(const GatedNormArgs& a, int64_t row, int64_t h, const float* x) {
+  norm_head(a, x, a.z + row * a.ldz + (a.is_gate_per_head ? h : h * a.head_dim), a.y + row * a.ldy + h * a.head_dim);
+}
+
 } // namespace
 
 void short_conv(const ShortConvArgs& a, const StepView& view, const ThreadCtx& ctx) {
   const Range mine = share((a.channels + 15) / 16, ctx);
   const int64_t begin = mine.begin * 16, end = mine.end * 16 < a.channels ? mine.end * 16 : a.channels;
-  const int64_t before = a.width - 1;
   for (int32_t s = 0; s < view.n_seqs; ++s) {
     const int64_t first = view.seq_rows[s], n = view.seq_rows[s + 1] - first;
     if (n == 0) continue;
-    float* state = state_of(a.state, view.seq_slot[s]);
-    const bool is_new = view.seq_start[s] == 0;
-    // Input r of the sequence's rows in this step; below 0 it came in an earlier step, or never.
-    const auto input = [&](int64_t r, int64_t c, int lanes) {
-      if (r >= 0) return load_part(a.x + (first + r) * a.ldx + c, lanes);
-      return is_new ? zero() : load_part(state + (before + r) * a.channels + c, lanes);
-    };
-    for (int64_t t = 0; t < n; ++t) {
-      float* y = a.y + (first + t) * a.ldy;
-      for (int64_t c = begin; c < end; c += 16) {
-        const int lanes = lanes_left(c, end);
-        F16v sum = a.bias != nullptr ? load_part(a.bias + c, lanes) : zero();
-        for (int64_t j = 0; j < a.width; ++j) sum = fma(load_part(a.w + j * a.channels + c, lanes), input(t - before + j, c, lanes), sum);
-        store_part(y + c, a.has_silu ? silu(sum) : sum, lanes);
-      }
-    }
-    // Ascending: what is read lies behind what is written.
-    for (int64_t j = 0; j < before; ++j)
-      for (int64_t c = begin; c < end; c += 16) {
-        const int lanes = lanes_left(c, end);
-        store_part(state + j * a.channels + c, input(n - before + j, c, lanes), lanes);
-      }
+    convolve_rows(a, {a.x + first * a.ldx, n, view.seq_start[s] == 0, state_of(a.state, view.seq_slot[s]), begin, end,
+                      a.y + first * a.ldy + begin, a.ldy});
   }
 }
 
 void delta_rule(const DeltaRuleArgs& a, const StepView& view, const ThreadCtx& ctx) {
   const int64_t n_blocks = (a.value_dim + kBlockColumns - 1) / kBlockColumns;
-  const int64_t head_floats = a.key_dim * ((a.value_dim + 15) / 16 * 16);
-  const int64_t stride = (a.key_dim + 15) / 16 * 16;
-  float* scratch = reinterpret_cast<float*>(ctx.scratch);
-  const Tile tile{scratch, scratch + kTileTokens * stride, scratch + 2 * kTileTokens * stride, scratch + 3 * kTileTokens * stride, stride};
+  const Tile tile = tile_at(reinterpret_cast<float*>(ctx.scratch), a.key_dim);
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(a.key_dim));
-  const float* values = a.qkv + 2 * a.key_heads * a.key_dim;
+  const int64_t keys = a.key_heads * a.key_dim, columns = padded_columns(a.value_dim);
   const Range mine = share(view.n_seqs * a.value_heads * n_blocks, ctx);
   for (int64_t u = mine.begin; u < mine.end;) {
     const int64_t s = u / (a.value_heads * n_blocks), h = u / n_blocks % a.value_heads, first_block = u % n_blocks;
@@ -198,21 +280,21 @@ void delta_rule(const DeltaRuleArgs& a, const StepView& view, const ThreadCtx& c
     u += end_block - first_block;
     const int64_t first = view.seq_rows[s], n = view.seq_rows[s + 1] - first;
     if (n == 0) continue;
-    const Head head{h, h / (a.value_heads / a.key_heads), first_lane(exp(set1(a.a_log[h])))};
-    float* state = state_of(a.state, view.seq_slot[s]) + h * head_floats;
-    const auto block_end = [&](int64_t b) { return (b + 1) * kBlockColumns < a.value_dim ? (b + 1) * kBlockColumns : a.value_dim; };
+    const Head head = head_of(a, h);
+    float* state = state_of(a.state, view.seq_slot[s]) + h * a.key_dim * columns;
     if (view.seq_start[s] == 0) {
-      const int64_t from = first_block * kBlockColumns, to = (block_end(end_block - 1) + 15) / 16 * 16;
+      const int64_t from = first_block * kBlockColumns, to = end_block * kBlockColumns < columns ? end_block * kBlockColumns : columns;
       std::memset(state + a.key_dim * from, 0, static_cast<size_t>(a.key_dim * (to - from)) * sizeof(float));
     }
     for (int64_t t = 0; t < n; t += kTileTokens) {
       const int64_t n_tile = n - t < kTileTokens ? n - t : kTileTokens;
-      for (int64_t i = 0; i < n_tile; ++i) prepare(a, head, first + t + i, i, scale, tile);
-      for (int64_t b = first_block; b < end_block; ++b) {
-        const int64_t column = b * kBlockColumns, at = h * a.value_dim + column;
-        walk_block(state + a.key_dim * column, a.key_dim, n_tile, tile, values + (first + t) * a.ld_qkv + at, a.ld_qkv,
-                   block_end(b) - column, a.y + (first + t) * a.ldy + at, a.ldy);
+      for (int64_t i = 0; i < n_tile; ++i) {
+        const float* q = a.qkv + (first + t + i) * a.ld_qkv + head.key_head * a.key_dim;
+        prepare_keys(a, q, q + keys, i, scale, tile);
+        prepare_gates(a, head, first + t + i, i, tile);
       }
+      walk_blocks(a, state, first_block, end_block, n_tile, tile, a.qkv + (first + t) * a.ld_qkv + 2 * keys + h * a.value_dim, a.ld_qkv,
+                  a.y + (first + t) * a.ldy + h * a.value_dim, a.ldy);
     }
   }
 }
@@ -221,15 +303,44 @@ void gated_norm(const GatedNormArgs& a, const ThreadCtx& ctx) {
   const Range mine = share(a.m * a.heads, ctx);
   for (int64_t u = mine.begin; u < mine.end; ++u) {
     const int64_t row = u / a.heads, h = u % a.heads;
-    const float *x = a.x + row * a.ldx + h * a.head_dim, *z = a.z + row * a.ldz + (a.is_gate_per_head ? h : h * a.head_dim);
-    float* y = a.y + row * a.ldy + h * a.head_dim;
-    const F16v factor = set1(a.w != nullptr ? norm_factor(x, a.head_dim, a.eps) : 1.0f);
-    for (int64_t i = 0; i < a.head_dim; i += 16) {
-      const int n = lanes_left(i, a.head_dim);
-      F16v v = load_part(x + i, n);
-      if (a.w != nullptr) v = mul(mul(v, factor), load_part(a.w + i, n));
-      const F16v gate = a.is_gate_per_head ? set1(*z) : load_part(z + i, n);
-      store_part(y + i, mul(v, a.is_plain ? gate : a.is_sigmoid ? sigmoid(gate) : silu(gate)), n);
+    norm_head_of_row(a, row, h, a.x + row * a.ldx + h * a.head_dim);
+  }
+}
+
+void delta_layer(const DeltaLayerArgs& a, const StepView& view, const ThreadCtx& ctx) {
+  const DeltaRuleArgs& r = a.rule;
+  const int64_t group = r.value_heads / r.key_heads, d = r.key_dim, e = r.value_dim, keys = r.key_heads * d;
+  const int64_t n_blocks = (e + kBlockColumns - 1) / kBlockColumns, head_floats = d * padded_columns(e);
+  const Tile tile = tile_at(reinterpret_cast<float*>(ctx.scratch), d);
+  // A tile's convolved rows, [query | key | values of the group], and one head's outputs.
+  const int64_t ld = 2 * d + group * e;
+  float* qkv = tile.beta + kTileTokens;
+  float* outputs = qkv + kTileTokens * ld;
+  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(d));
+  const Range mine = share(view.n_seqs * r.key_heads, ctx);
+  for (int64_t u = mine.begin; u < mine.end; ++u) {
+    const int64_t s = u / r.key_heads, key_head = u % r.key_heads;
+    const int64_t first = view.seq_rows[s], n = view.seq_rows[s + 1] - first;
+    if (n == 0) continue;
+    const bool is_new = view.seq_start[s] == 0;
+    float* windows = state_of(a.conv.state, view.seq_slot[s]);
+    float* states = state_of(r.state, view.seq_slot[s]) + key_head * group * head_floats;
+    if (is_new) std::memset(states, 0, static_cast<size_t>(group * head_floats) * sizeof(float));
+    for (int64_t t = 0; t < n; t += kTileTokens) {
+      const int64_t n_tile = n - t < kTileTokens ? n - t : kTileTokens;
+      const auto convolved = [&](int64_t begin, int64_t count, float* y) {
+        convolve_rows(a.conv, {a.conv.x + (first + t) * a.conv.ldx, n_tile, is_new && t == 0, windows, begin, begin + count, y, ld});
+      };
+      convolved(key_head * d, d, qkv);
+      convolved(keys + key_head * d, d, qkv + d);
+      convolved(2 * keys + key_head * group * e, group * e, qkv + 2 * d);
+      for (int64_t i = 0; i < n_tile; ++i) prepare_keys(r, qkv + i * ld, qkv + i * ld + d, i, scale, tile);
+      for (int64_t g = 0; g < group; ++g) {
+        const Head head = head_of(r, key_head * group + g);
+        for (int64_t i = 0; i < n_tile; ++i) prepare_gates(r, head, first + t + i, i, tile);
+        walk_blocks(r, states + g * head_floats, 0, n_blocks, n_tile, tile, qkv + 2 * d + g * e, ld, outputs, e);
+        for (int64_t i = 0; i < n_tile; ++i) norm_head_of_row(a.norm, first + t + i, head.value_head, outputs + i * e);
+      }
     }
   }
 }

@@ -32,6 +32,7 @@ const KernelTable table = {
     short_conv,
     delta_rule,
     gated_norm,
+    delta_layer,
     layer_norm,
     activate,
     sequence_attention,

@@ -35,6 +35,7 @@ void experts(const ExpertsArgs&, const ThreadCtx&);
 void short_conv(const ShortConvArgs&, const StepView&, const ThreadCtx&);
 void delta_rule(const DeltaRuleArgs&, const StepView&, const ThreadCtx&);
 void gated_norm(const GatedNormArgs&, const ThreadCtx&);
+void delta_layer(const DeltaLayerArgs&, const StepView&, const ThreadCtx&);
 
 // ssd.cpp
 void ssd(const SsdArgs&, const StepView&, const ThreadCtx&);

@@ -256,6 +256,14 @@ class Program:
         eps: float,
         y: _Buffer,
     ) -> None: ...
+    def delta_layer(
+        self,
+        conv: tuple[_Buffer, int, int, _AnyFloats, _AnyFloats | None, bool],
+        rule: tuple[_Buffer, _Buffer, tuple[int, int, int, int], float, _AnyFloats, _AnyFloats, float],
+        norm: tuple[_Buffer, bool, _AnyFloats | None, float, bool],
+        y: _Buffer,
+        state_offsets: tuple[int, int],
+    ) -> None: ...
     def embed_rows(self, w: PackedMatrix, is_position: bool, first: int, y: _Buffer) -> None: ...
     def layer_norm(
         self, logits_rows: bool, x: _Buffer, width: int, w: _AnyFloats, bias: _AnyFloats, eps: float, y: _Buffer

@@ -26,6 +26,7 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     SigmoidGate  x, gate                    y        y = x * sigmoid(gate)
     ShortConv    x, state                   y        y = act(each channel's filter over the sequence), of C columns of x
     DeltaRule    qkv, gate, beta, state     y        y = the gated delta rule's outputs                        [T, H*E]
+    DeltaLayer   x, gate, beta, z, state    y        y = GatedNorm of DeltaRule of ShortConv, as one op    [T, H*E]
     GatedNorm    x, z                       y        y = norm of each head of x, or x, times act(columns of z)
     EmbedRows    step positions, segments   y        y = row first + position, or first + segment, of w         [T, E]
     LayerNorm    x                          y        y = layer_norm(x, w, bias, eps)
@@ -45,7 +46,6 @@ weights only and one on F32 may have any; Q8 is read by LinearGroup and Experts 
 The file is long because it is the whole list.
 """
 
-import enum
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import ClassVar
@@ -55,39 +55,22 @@ import msgspec
 from tiercel.base.errors import ShapeError
 from tiercel.ops import costs
 from tiercel.ops.activations import broken_activation
+from tiercel.ops.buffers import Buffer as Buffer
+from tiercel.ops.buffers import BufferKind as BufferKind
+from tiercel.ops.buffers import are_alike
 from tiercel.ops.costs import Cost
 from tiercel.ops.dims import ACTIVATION_GROUP, MAX_RESIDUALS, UNARY, Bounds, Dim
+from tiercel.ops.lowered_recurrent import DeltaLayer as DeltaLayer
+from tiercel.ops.lowered_recurrent import DeltaRule as DeltaRule
+from tiercel.ops.lowered_recurrent import GatedNorm as GatedNorm
+from tiercel.ops.lowered_recurrent import GateNorm as GateNorm
+from tiercel.ops.lowered_recurrent import RecurrentOp
+from tiercel.ops.lowered_recurrent import ShortConv as ShortConv
+from tiercel.ops.lowered_recurrent import Ssd as Ssd
+from tiercel.ops.lowered_recurrent import rules as recurrent_rules
 from tiercel.ops.program import Constant, KvLayer, StateLayer, Weight, attr_text, constant_text
 from tiercel.ops.routing import Routing
 from tiercel.ops.vocabulary_recurrent import delta_rule, ssd
-
-
-class BufferKind(enum.StrEnum):
-    """What a buffer's rows hold."""
-
-    F32 = "f32"
-    Q8 = "q8"
-
-
-class Buffer(msgspec.Struct, frozen=True):
-    """A matrix that ops read and write. Ids are unique in a program."""
-
-    id: int
-    rows: Dim
-    width: int
-    kind: BufferKind = BufferKind.F32
-
-    def __hash__(self) -> int:
-        # Passes and placement look buffers up tens of thousands of times at start; ids are unique.
-        return self.id
-
-    def __str__(self) -> str:
-        return f"b{self.id}"
-
-    @property
-    def type_text(self) -> str:
-        """Kind and shape, as the text form shows them."""
-        return f"{self.kind}[{self.rows},{self.width}]"
 
 
 class RopeTable(msgspec.Struct, frozen=True, tag="rope_table"):
@@ -296,56 +279,6 @@ class SigmoidGate(msgspec.Struct, frozen=True, tag="sigmoid_gate"):
     y: Buffer
 
 
-class ShortConv(msgspec.Struct, frozen=True, tag="short_conv"):
-    """See the module's list; columns x_col .. x_col + y.width of x."""
-
-    kind: ClassVar[str] = "short_conv"
-    x: Buffer
-    x_col: int
-    width: int
-    w: tuple[Weight, ...]
-    bias: tuple[Weight, ...]
-    act: str
-    layer: int
-    y: Buffer
-
-
-class DeltaRule(msgspec.Struct, frozen=True, tag="delta_rule"):
-    """See the module's list; `gate` and `beta` begin at columns gate_col and beta_col of their buffers."""
-
-    kind: ClassVar[str] = "delta_rule"
-    qkv: Buffer
-    gate: Buffer
-    gate_col: int
-    beta: Buffer
-    beta_col: int
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    lower_bound: float
-    a_log: Weight
-    dt_bias: Weight
-    eps: float
-    layer: int
-    y: Buffer
-
-
-class GatedNorm(msgspec.Struct, frozen=True, tag="gated_norm"):
-    """See the module's list."""
-
-    kind: ClassVar[str] = "gated_norm"
-    x: Buffer
-    z: Buffer
-    z_col: int
-    is_gate_per_head: bool
-    heads: int
-    w: Weight | None
-    eps: float
-    act: str
-    y: Buffer
-
-
 class EmbedRows(msgspec.Struct, frozen=True, tag="embed_rows"):
     """See the module's list. `of` is "position" or "segment"."""
 
@@ -414,39 +347,6 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     y: Buffer
 
 
-class Ssd(msgspec.Struct, frozen=True, tag="ssd"):
-    """See the module's list; `dt` begins at column dt_col of its buffer."""
-
-    kind: ClassVar[str] = "ssd"
-    xbc: Buffer
-    dt: Buffer
-    dt_col: int
-    heads: int
-    head_dim: int
-    groups: int
-    state_dim: int
-    dt_min: float
-    dt_max: float
-    a_log: Weight
-    dt_bias: Weight
-    d: Weight
-    layer: int
-    y: Buffer
-
-
-class GateNorm(msgspec.Struct, frozen=True, tag="gate_norm"):
-    """See the module's list; columns z_col .. z_col + y.width of z."""
-
-    kind: ClassVar[str] = "gate_norm"
-    x: Buffer
-    z: Buffer
-    z_col: int
-    groups: int
-    w: Weight
-    eps: float
-    y: Buffer
-
-
 NativeOp = (
     RopeTable
     | Embed
@@ -468,6 +368,7 @@ NativeOp = (
     | ShortConv
     | DeltaRule
     | GatedNorm
+    | DeltaLayer
     | EmbedRows
     | LayerNorm
     | Activate
@@ -504,6 +405,7 @@ _READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
         ShortConv: ("x",),
         DeltaRule: ("qkv", "gate", "beta"),
         GatedNorm: ("x", "z"),
+        DeltaLayer: ("x", "gate", "beta", "z"),
         EmbedRows: (),
         LayerNorm: ("x",),
         Activate: ("x",),
@@ -539,6 +441,8 @@ def weights_of(op: NativeOp) -> tuple[Weight, ...]:
         return tuple(w for part in op.parts for w in (part.w, part.bias) if w is not None)
     if isinstance(op, ShortConv):
         return op.w + op.bias
+    if isinstance(op, DeltaLayer):
+        return op.w + op.bias + tuple(w for w in (op.a_log, op.dt_bias, op.norm) if w is not None)
     return tuple(v for name in op.__struct_fields__ if isinstance(v := getattr(op, name), Weight))
 
 
@@ -625,6 +529,10 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
         return delta_rule(op.key_heads, op.value_heads, op.key_dim, op.value_dim, bounds, op.gate.width)
     if isinstance(op, Ssd):
         return ssd(op.heads, op.head_dim, op.groups, op.state_dim, bounds)
+    if isinstance(op, DeltaLayer):
+        windows = bounds.n_sequences * 8 * (op.width - 1) * op.channels + 4 * op.width * op.channels
+        rule = delta_rule(op.key_heads, op.value_heads, op.key_dim, op.value_dim, bounds, op.dt_bias.n_weights)
+        return rule + Cost(m * (2 * op.width * op.channels + 10 * op.y.width), windows + m * _row_bytes(op.y))
     if isinstance(op, SequenceAttention):
         return costs.attention(m, bounds, op.n_heads, op.n_kv_heads, op.head_dim, 0, "float32")
     n_bytes = m * (sum(map(_row_bytes, reads(op))) + _row_bytes(writes(op)))
@@ -654,15 +562,18 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
     if y.kind is BufferKind.Q8:
         yield y.width % ACTIVATION_GROUP == 0, f"q8 of {y.width} columns; groups of {ACTIVATION_GROUP} are needed"
     if isinstance(op, Norm | LinearGroup) and op.residual is not None:
-        yield _alike(op.residual, y) and y.kind is BufferKind.F32, f"residual {op.residual.type_text}, y {y.type_text}"
+        yield (
+            are_alike(op.residual, y) and y.kind is BufferKind.F32,
+            f"residual {op.residual.type_text}, y {y.type_text}",
+        )
     if isinstance(op, RopeTable):
         yield y.width == 2 * len(op.inv_freq.values), f"y is {y.width} wide"
     elif isinstance(op, Embed):
         yield y.width == op.w.shape[1], f"y is {y.width} wide"
     elif isinstance(op, Norm):
-        yield _alike(op.x, y) and op.w.shape == (y.width,), f"x {op.x.type_text}, w {op.w}, y {y.type_text}"
+        yield are_alike(op.x, y) and op.w.shape == (y.width,), f"x {op.x.type_text}, w {op.w}, y {y.type_text}"
     elif isinstance(op, Quantize):
-        yield _alike(op.x, y) and y.kind is BufferKind.Q8, f"x {op.x.type_text}, y {y.type_text}"
+        yield are_alike(op.x, y) and y.kind is BufferKind.Q8, f"x {op.x.type_text}, y {y.type_text}"
     elif isinstance(op, LinearGroup):
         yield from _group_rules(op)
     elif isinstance(op, RopeKv):
@@ -683,18 +594,10 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield op.x.rows is Dim.TOKENS and y.rows is Dim.ROWS and op.x.width >= y.width, f"x {op.x.type_text}"
     elif isinstance(op, LatentKv | LatentQuery | LatentOut | SigmoidGate):
         yield from _latent_rules(op)
-    elif isinstance(op, ShortConv):
-        yield op.x_col + y.width <= op.x.width, f"x {op.x.type_text}, {y.width} channels from {op.x_col} on"
-        yield y.width * op.width == sum(w.n_weights for w in op.w), "w is no [channels, width]"
-    elif isinstance(op, DeltaRule):
-        fits = op.gate_col + op.dt_bias.n_weights <= op.gate.width and op.beta_col + op.value_heads <= op.beta.width
-        yield fits, f"gate {op.gate.type_text}, beta {op.beta.type_text}"
-        yield op.qkv.width == 2 * op.key_heads * op.key_dim + y.width, f"qkv {op.qkv.type_text}, y {y.type_text}"
-    elif isinstance(op, GatedNorm):
-        z_width = op.heads if op.is_gate_per_head else y.width
-        yield _alike(op.x, y) and op.z.rows is y.rows and op.z_col + z_width <= op.z.width, f"z {op.z.type_text}"
+    elif isinstance(op, RecurrentOp):
+        yield from recurrent_rules(op)
     elif isinstance(op, Add):
-        yield op.x != op.y and _alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
+        yield op.x != op.y and are_alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
     elif isinstance(op, Router):
         fits = op.x.width == op.routing.n_experts and y.width == 2 * op.routing.top_k and op.x.rows is y.rows
         yield fits and op.routing.broken() is None, f"x {op.x.type_text}, y {y.type_text}, {op.routing}"
@@ -710,7 +613,7 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
     elif isinstance(op, EmbedRows):
         yield y.width == op.w.shape[1] and y.rows is Dim.TOKENS, f"y {y.type_text}"
     elif isinstance(op, LayerNorm):
-        fits = _alike(op.x, y) and op.w.shape == op.bias.shape == (y.width,)
+        fits = are_alike(op.x, y) and op.w.shape == op.bias.shape == (y.width,)
         yield fits, f"x {op.x.type_text}, w {op.w}, bias {op.bias}, y {y.type_text}"
     elif isinstance(op, Activate):
         yield op.act in UNARY, f"act {op.act!r}"
@@ -719,16 +622,13 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         fits = op.qkv.width == q_width + 2 * kv_width and y.width == q_width and op.qkv.rows is y.rows is Dim.TOKENS
         yield fits, f"qkv {op.qkv.type_text}, y {y.type_text}"
     elif isinstance(op, ResidualMix):
-        fits = all(_alike(x, y) for x in op.sources) and y not in op.sources and 1 <= len(op.sources) <= MAX_RESIDUALS
+        fits = (
+            all(are_alike(x, y) for x in op.sources) and y not in op.sources and 1 <= len(op.sources) <= MAX_RESIDUALS
+        )
         yield fits and op.norm.n_weights == op.w.n_weights == y.width, f"y {y.type_text}, norm {op.norm}, w {op.w}"
     elif isinstance(op, Join):
         fits = op.x.rows is op.z.rows is y.rows and op.x.width + op.z.width == y.width and y not in (op.x, op.z)
         yield fits, f"x {op.x.type_text}, z {op.z.type_text}, y {y.type_text}"
-    elif isinstance(op, Ssd):
-        fits = op.xbc.width == y.width + 2 * op.groups * op.state_dim and op.dt_col + op.heads <= op.dt.width
-        yield fits, f"xbc {op.xbc.type_text}, dt {op.dt.type_text} from column {op.dt_col} on, y {y.type_text}"
-    elif isinstance(op, GateNorm):
-        yield _alike(op.x, y) and op.z_col + y.width <= op.z.width, f"x {op.x.type_text}, z {op.z.type_text}"
 
 
 def _group_rules(op: LinearGroup) -> Iterator[tuple[bool, str]]:
@@ -759,12 +659,8 @@ def _latent_rules(op: LatentKv | LatentQuery | LatentOut | SigmoidGate) -> Itera
         fits = op.x.width == op.n_heads * op.w.shape[1] and op.y.width == op.w.shape[0] - op.n_heads * op.nope
         yield fits and op.x.rows is op.y.rows and op.x != op.y, f"x {op.x.type_text}, w {op.w}, y {op.y.type_text}"
     if isinstance(op, SigmoidGate):
-        fits = _alike(op.x, op.y) and op.x.rows is op.gate.rows and op.x.width % op.gate.width == 0
+        fits = are_alike(op.x, op.y) and op.x.rows is op.gate.rows and op.x.width % op.gate.width == 0
         yield fits, f"x {op.x.type_text}, gate {op.gate.type_text}, y {op.y.type_text}"
-
-
-def _alike(a: Buffer, b: Buffer) -> bool:
-    return a.rows is b.rows and a.width == b.width
 
 
 def _line(op: NativeOp) -> str:

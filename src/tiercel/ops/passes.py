@@ -4,6 +4,7 @@
     group_linears    neighbouring linears of one input and one output buffer become one group (q, k, v; gate, up)
     fuse_quantize    a norm or gated product that is only read rounded writes int8 itself
     fuse_residual    a linear or norm whose result is only added to the residual stream adds it itself
+    fuse_delta       a convolution, the delta rule of it, and the gated norm of that are one op, with no buffer between
 
 A pass is a function Lowered -> Lowered and is pure. `ops.place` lays out the buffers of the result.
 """
@@ -19,14 +20,18 @@ from tiercel.ops.lower import lower
 from tiercel.ops.lowered import (
     Add,
     Buffer,
+    DeltaLayer,
+    DeltaRule,
     Experts,
     Gated,
+    GatedNorm,
     LinearGroup,
     Lowered,
     NativeOp,
     Norm,
     Quantize,
     ResidualMix,
+    ShortConv,
     reads,
     writes,
 )
@@ -42,6 +47,7 @@ class Passes(Struct, frozen=True):
     group_linears: bool = True
     fuse_quantize: bool = True
     fuse_residual: bool = True
+    fuse_delta: bool = True
 
     @classmethod
     def none(cls) -> "Passes":
@@ -141,6 +147,47 @@ def fuse_residual(program: Lowered) -> Lowered:
     return replace(program, ops=tuple(out))
 
 
+def fuse_delta(program: Lowered) -> Lowered:
+    """Let a gated norm's place compute the delta rule that it norms and the convolution that the rule reads.
+
+    What they read must still be there then, as what linears wrote is: they fill each column once.
+    """
+    n_readers = _n_readers(program)
+    of_linears = {writes(op) for op in program.ops} - {
+        writes(op) for op in program.ops if not isinstance(op, LinearGroup) or op.residual is not None
+    }
+    made_at = {writes(op): i for i, op in enumerate(program.ops)}
+    joined: dict[int, DeltaLayer] = {}
+    gone: set[int] = set()
+    for i, norm in enumerate(program.ops):
+        if not isinstance(norm, GatedNorm) or norm.x not in made_at:
+            continue
+        rule = program.ops[made_at[norm.x]]
+        if (
+            not isinstance(rule, DeltaRule)
+            or rule.qkv not in made_at
+            or norm.heads != rule.value_heads
+            or norm.act == "none"
+        ):
+            continue
+        conv = program.ops[made_at[rule.qkv]]
+        if not isinstance(conv, ShortConv) or n_readers[norm.x] != 1 or n_readers[rule.qkv] != 1:
+            continue
+        if not {conv.x, rule.gate, rule.beta} <= of_linears:
+            continue
+        joined[i] = _delta_layer(conv, rule, norm)
+        gone |= {made_at[rule.qkv], made_at[norm.x]}
+    ops = tuple(joined.get(i, op) for i, op in enumerate(program.ops) if i not in gone)
+    return replace(program, ops=ops)
+
+
+def _delta_layer(conv: ShortConv, rule: DeltaRule, norm: GatedNorm) -> DeltaLayer:
+    own = {name: getattr(rule, name) for name in rule.__struct_fields__ if name not in ("qkv", "y")}
+    own |= {name: getattr(conv, name) for name in ("x", "x_col", "width", "w", "bias", "act")}
+    own |= {name: getattr(norm, name) for name in ("z", "z_col", "is_gate_per_head", "y")}
+    return DeltaLayer(**own, norm=norm.w, norm_eps=norm.eps, norm_act=norm.act)
+
+
 def renumbered(program: Lowered) -> Lowered:
     """Return the program with buffers numbered in order of first writing: its text then shows no trace of passes."""
     new = {buffer: replace(buffer, id=i) for i, buffer in enumerate(program.buffers())}
@@ -160,6 +207,7 @@ _ORDER: tuple[tuple[str, Pass], ...] = (
     ("group_linears", group_linears),
     ("fuse_quantize", fuse_quantize),
     ("fuse_residual", fuse_residual),
+    ("fuse_delta", fuse_delta),
 )
 
 

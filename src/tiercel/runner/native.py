@@ -551,6 +551,24 @@ class _Lowering:
             self._state_at[op.layer][1],
         )
 
+    def _delta_layer(self, op: ops.DeltaLayer) -> None:
+        w = [self._weights.vector(w) for w in op.w]
+        bias = [self._weights.vector(b) for b in op.bias]
+        taps = _taps_first(sum(w, array("f")), op.width)
+        x = _at_column(self._at(op.x), op.x_col)
+        gate, beta = _at_column(self._at(op.gate), op.gate_col), _at_column(self._at(op.beta), op.beta_col)
+        heads = (op.key_heads, op.value_heads, op.key_dim, op.value_dim)
+        a_log, dt_bias = self._weights.vector(op.a_log), self._weights.vector(op.dt_bias)
+        norm = None if op.norm is None else self._weights.vector(op.norm)
+        z = _at_column(self._at(op.z), op.z_col)
+        self._to.delta_layer(
+            (x, op.channels, op.width, taps, sum(bias, array("f")) if bias else None, op.act == "silu"),
+            (gate, beta, heads, op.lower_bound, a_log, dt_bias, op.eps),
+            (z, op.is_gate_per_head, norm, op.norm_eps, op.norm_act == "sigmoid"),
+            self._at(op.y),
+            self._state_at[op.layer],
+        )
+
     def _gated_norm(self, op: ops.GatedNorm) -> None:
         self._to.gated_norm(
             op.y.rows is Dim.ROWS,

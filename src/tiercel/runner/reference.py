@@ -103,8 +103,8 @@ class _RuleSizes:
     weights: tuple[Weight, Weight]
 
     @classmethod
-    def of(cls, op: OpCall | low.DeltaRule) -> "_RuleSizes":
-        if isinstance(op, low.DeltaRule):
+    def of(cls, op: OpCall | low.DeltaRule | low.DeltaLayer) -> "_RuleSizes":
+        if isinstance(op, low.DeltaRule | low.DeltaLayer):
             sizes = (op.layer, op.key_heads, op.value_heads, op.key_dim)
             return cls(*sizes, op.lower_bound, op.eps, (op.a_log, op.dt_bias))
         layer, key_heads, value_heads, key_dim = map(op.integer, ("layer", "key_heads", "value_heads", "key_dim"))
@@ -331,7 +331,9 @@ class ReferenceExecutor:
             y[own], kept.windows[layer] = rec.short_conv(x[own], w, bias, act, window)
         return y
 
-    def recur(self, op: OpCall | low.DeltaRule, rows: _Rows, qkv: Floats, gate: Floats, beta: Floats) -> Floats:
+    def recur(
+        self, op: OpCall | low.DeltaRule | low.DeltaLayer, rows: _Rows, qkv: Floats, gate: Floats, beta: Floats
+    ) -> Floats:
         """Walk each sequence's rows through a delta rule, from the state that the layer kept of it."""
         h = _RuleSizes.of(op)
         a_log, dt_bias = (np.asarray(self.weight(w)) for w in h.weights)
@@ -550,6 +552,8 @@ class _ArenaStep:
                 gate = self._floats(op.gate)[:, op.gate_col : op.gate_col + op.dt_bias.n_weights]
                 beta = self._floats(op.beta)[:, op.beta_col : op.beta_col + op.value_heads]
                 self._write(op.y, store.recur(op, rows, self._floats(op.qkv), gate, beta))
+            case low.DeltaLayer():
+                self._delta_layer(op)
             case low.GatedNorm():
                 z_width = op.heads if op.is_gate_per_head else op.y.width
                 x, z = self._floats(op.x), self._floats(op.z)[:, op.z_col : op.z_col + z_width]
@@ -571,6 +575,21 @@ class _ArenaStep:
                 self._write(op.y, residual.given(rows.brought(), op.y.width))
             case low.Join():
                 self._write(op.y, residual.join(self._floats(op.x), self._floats(op.z)))
+
+    def _delta_layer(self, op: low.DeltaLayer) -> None:
+        """As its three parts, one after the other."""
+        store, rows = self._store, self._rows
+        x = self._floats(op.x)[:, op.x_col : op.x_col + op.channels]
+        w = np.concatenate([store.weight(w).reshape(-1, op.width) for w in op.w])
+        bias = np.concatenate([store.weight(b) for b in op.bias]) if op.bias else None
+        qkv = store.convolve(op.layer, rows, x, w, bias, op.act)
+        gate = self._floats(op.gate)[:, op.gate_col : op.gate_col + op.dt_bias.n_weights]
+        beta = self._floats(op.beta)[:, op.beta_col : op.beta_col + op.value_heads]
+        made = _heads(store.recur(op, rows, qkv, gate, beta), op.value_heads)
+        z_width = op.value_heads if op.is_gate_per_head else op.y.width
+        z = _heads(self._floats(op.z)[:, op.z_col : op.z_col + z_width], op.value_heads)
+        scale = None if op.norm is None else store.weight(op.norm)
+        self._write(op.y, rec.gated_norm(made, z, scale, op.norm_eps, op.norm_act).reshape(len(made), -1))
 
     def _experts(self, op: low.Experts) -> None:
         families = (op.gate, op.up, op.down, op.gate_bias, op.up_bias, op.down_bias)
