@@ -59,6 +59,8 @@ constexpr int kVectors = 4;
 #else
 constexpr int kVectors = 1;
 #endif
+// Rows of weights fetched ahead: a block's columns lie apart, where the processor's own prefetching does not follow them.
+constexpr int64_t kRowsAhead = 16;
 
 template <int MR, int NV>
 TIERCEL_INLINE void product_tile(const HeadLinearArgs& a, int64_t row, int64_t head, int64_t vector) {
@@ -71,7 +73,10 @@ TIERCEL_INLINE void product_tile(const HeadLinearArgs& a, int64_t row, int64_t h
   for (int64_t k = 0; k < a.k; ++k, w += ld_w) {
     F16v b[NV];
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) b[v] = load(w + 16 * v);
+    for (int v = 0; v < NV; ++v) {
+      b[v] = load(w + 16 * v);
+      if constexpr (MR == 1) __builtin_prefetch(w + kRowsAhead * ld_w + 16 * v, 0, 3);
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < MR; ++r) {
       const F16v s = set1(x[r * a.ldx + k]);
