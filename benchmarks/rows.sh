@@ -8,6 +8,7 @@
 #
 # LLAMA_CPP, IK_LLAMA, OPENVINO_GENAI, VLLM_CPU, TRANSFORMERS_CPU: interpreters of the peers' virtual environments.
 # OPENVINO_MODEL: the folder it exported. FLOATS: a folder of f32 safetensors of the same model; BF16: one of bf16.
+# SYNTHETIC: a folder for models with random weights (up to 2.3 GB, removed again); PYTHON: what writes them.
 # TIERCEL: our command (default: tiercel). RESULTS: where rows go (default: benchmarks/results). RUN: put before each
 # command, to run it on a quiet machine, say. With names of cases, only those are made. The machine must be quiet.
 set -u
@@ -18,16 +19,30 @@ wanted=" $* "
 n_missed=0
 missed=
 
+is_wanted() { [ "$wanted" = "  " ] || [ "${wanted#* "$1" }" != "$wanted" ]; }
+
 # row BENCH CASE FLAGS...: makes one row, if it is wanted.
 row() {
   bench=$1 case=$2
   shift 2
-  if [ "$wanted" != "  " ] && [ "${wanted#* "$case" }" = "$wanted" ]; then return; fi
+  is_wanted "$case" || return
   echo "+ $TIERCEL bench $bench --case $case $* --output $RESULTS/$bench.jsonl"
   # shellcheck disable=SC2086 # TIERCEL and RUN are words
   if ! ${RUN:-} $TIERCEL bench "$bench" --case "$case" "$@" --output "$RESULTS/$bench.jsonl"; then
     n_missed=$((n_missed + 1)) missed="$missed $case"
   fi
+}
+
+# synthetic NAME CASE...: writes the model, makes its rows, and removes it.
+synthetic() {
+  name=$1
+  shift
+  for one in "$@"; do
+    is_wanted "$one" || continue
+    [ -d "$SYNTHETIC/$name" ] || ${PYTHON:-python} benchmarks/synthetic.py "$name" "$SYNTHETIC/$name" || return
+    row ops "$one" -m "$SYNTHETIC/$name"
+  done
+  rm -rf "${SYNTHETIC:?}/$name"
 }
 
 llama= ik= openvino= vllm= transformers=
@@ -63,6 +78,15 @@ llama= ik= openvino= vllm= transformers=
     row ops prefill-ops-bf16 -m "$BF16"
   else
     echo "# BF16 is not set: the rows of bf16 safetensors are left out"
+  fi
+  if [ -n "${SYNTHETIC:-}" ]; then
+    synthetic gdn decode-ops-gdn prefill-ops-gdn
+    synthetic kda decode-ops-kda prefill-ops-kda
+    synthetic mla decode-ops-mla
+    synthetic moe decode-ops-moe
+    synthetic moe-4b decode-ops-moe-4b
+  else
+    echo "# SYNTHETIC is not set: the rows of models with random weights are left out"
   fi
   row startup startup-smollm2 $llama
   row latency overhead-1-smollm2

@@ -9,7 +9,12 @@ Measures of a repetition: `step_us`, from submission to the result; `read_frac`,
 reads can be read, at the rate of a working set of that size, over `step_us`; `memory_read_frac`, the same at the rate
 of the largest set, which no cache holds; `arithmetic_frac`, the least time in which the step's arithmetic can be done,
 over `step_us`; `linears_frac`, the linears' alone, over their own time. Arithmetic is held against the ceiling of the
-weights' format (`limits.ceiling_frac`). Then one measure for each line of ops.
+weights' format (`limits.ceiling_frac`). Where there are such ops, `attention_read_frac`, `attention_arithmetic_frac`
+and `experts_read_frac`: the least time of what these ops read, or compute, over theirs; and `state_read_frac`: of
+reading, once, the states that delta rules read and write, over the rules' time. With `over` and `under`, beginnings of
+lines: `time_ratio`, the time of the lines of the one over the other's. With `by_token`: `rule_gain` and `step_gain`,
+how many times as long the same tokens take one a step, by the delta rules' time and by the steps'. Then one measure for
+each line of ops.
 """
 
 import dataclasses
@@ -28,7 +33,7 @@ from tiercel.bench.offline import Told, make_row
 from tiercel.bench.rows import OURS, Contestant, Row, percentile, spread
 
 if TYPE_CHECKING:
-    from tiercel.ops.lowered import LinearGroup, NativeOp
+    from tiercel.ops.lowered import DeltaLayer, DeltaRule, LinearGroup, NativeOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,9 @@ class OpsWork:
     context: int = 128
     num_iters: int = 100
     num_iters_warmup: int = 10
+    by_token: bool = False
+    over: Sequence[str] = ()
+    under: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.n_sequences < 1 or self.n_tokens < 1 or self.n_tokens % self.n_sequences:
@@ -49,6 +57,8 @@ class OpsWork:
             )
         if self.context < 0 or self.num_iters < 1 or self.num_iters_warmup < 0:
             raise ConfigError("bench ops: context and num-iters-warmup need 0 or more, num-iters 1 or more")
+        if bool(self.over) != bool(self.under):
+            raise ConfigError("bench ops: work: got one of over and under; need both, lists of beginnings of lines")
 
     @property
     def len_tokens(self) -> int:
@@ -69,6 +79,8 @@ class OpLine:
     ns: tuple[int, ...]
     is_linear: bool = False
     ceiling_frac: float = 1.0
+    kind: str = ""
+    state_bytes: int = 0
 
     @property
     def one_us(self) -> float:
@@ -94,6 +106,7 @@ class OpsResult:
     lines: Sequence[OpLine]
     step_us: Sequence[float]
     limits: Limits
+    by_token: "OpsResult | None" = None
 
     @property
     def step_bytes(self) -> int:
@@ -117,6 +130,54 @@ class OpsResult:
             "linears_frac": [linears_us / us for us in took_us if us > 0],
         }
 
+    def fractions_of_kinds(self) -> dict[str, list[float]]:
+        """Return, for each repetition, how near attention, experts and states came to the machine's limits."""
+        rate = self.limits.read_rate(self.step_bytes)
+        found: dict[str, list[float]] = {}
+        for name, kind, amount, per_ns in (
+            ("attention_read_frac", "attention", "nbytes", rate),
+            ("attention_arithmetic_frac", "attention", "flops", self.limits.f32_gflop_s),
+            ("experts_read_frac", "experts", "nbytes", rate),
+            ("state_read_frac", "delta", "state_bytes", rate),
+        ):
+            lines = [line for line in self.lines if line.kind.startswith(kind)]
+            least_ns = sum(line.n * getattr(line, amount) for line in lines) / per_ns
+            if lines:
+                found[name] = [least_ns / ns for ns in self.ns_of(lines)]
+        return found
+
+    def ns_of(self, lines: Sequence[OpLine]) -> list[int]:
+        """Return the nanoseconds of these lines in each repetition."""
+        return [sum(ns) for ns in zip(*(line.ns for line in lines), strict=True)]
+
+    def comparisons(self, work: OpsWork) -> dict[str, list[float]]:
+        """Return what `over`, `under` and `by_token` ask for.
+
+        Raises: ConfigError: no line begins so.
+        """
+        found: dict[str, list[float]] = {}
+        if work.over:
+            over, under = (self.ns_of(self._lines_like(names)) for names in (work.over, work.under))
+            found["time_ratio"] = [a / b for a, b in zip(over, under, strict=True)]
+        if self.by_token is not None:
+            each = work.n_tokens // work.n_sequences
+            one_us = percentile(self.by_token.step_us, 50)
+            found["step_gain"] = [each * one_us / us for us in self.step_us]
+            of_one, of_all = (
+                [line for line in result.lines if line.kind.startswith("delta")] for result in (self.by_token, self)
+            )
+            if of_all:
+                one_ns = percentile(self.by_token.ns_of(of_one), 50)
+                found["rule_gain"] = [each * one_ns / ns for ns in self.ns_of(of_all)]
+        return found
+
+    def _lines_like(self, names: Sequence[str]) -> list[OpLine]:
+        for name in names:
+            if not any(line.label.startswith(name) for line in self.lines):
+                labels = ", ".join(line.label for line in self.lines)
+                raise ConfigError(f"bench ops: work: no line begins with {name!r}; there are: {labels}")
+        return [line for line in self.lines if line.label.startswith(tuple(names))]
+
     def table(self) -> str:
         """Return the lines as a table, longest first."""
         total_ns = sum(percentile(line.ns, 50) for line in self.lines)
@@ -134,7 +195,8 @@ class OpsResult:
             f"step {step_us:,.1f} us, ops {total_ns / 1e3:,.1f} us, the rest {step_us - total_ns / 1e3:,.1f} us "
             f"({1 - total_ns / 1e3 / step_us:.1%})"
         )
-        fractions = {name: percentile(values, 50) for name, values in self.fractions().items() if values}
+        found = self.fractions() | self.fractions_of_kinds()
+        fractions = {name: percentile(values, 50) for name, values in found.items() if values}
         told.append(
             "of the limits, with the formats' ceilings: "
             + ", ".join(f"{name.removesuffix('_frac')} {value:.1%}" for name, value in fractions.items())
@@ -176,10 +238,15 @@ def bench(
             limits = machine_limits.measure(plan.n_threads, chosen_level(), n_bytes)
             on_note(f"{work.num_iters} steps")
             lines, step_us, digest = time_steps(runner, work)
+            by_token = None
+            if work.by_token:
+                on_note("the same, one token a step")
+                by_token = time_steps(runner, one_token_of(work))
             limits = limits.best(machine_limits.measure(plan.n_threads, chosen_level(), n_bytes))
         finally:
             runner.close()
-        result = OpsResult(lines, step_us, limits)
+        single = None if by_token is None else OpsResult(by_token[0], by_token[1], limits)
+        result = OpsResult(lines, step_us, limits, single)
         config = {
             "work": dataclasses.asdict(work),
             "engine": {
@@ -200,33 +267,46 @@ def bench(
             },
         }
     measures = {"step_us": spread(step_us)}
-    measures |= {name: spread(values) for name, values in result.fractions().items() if values}
+    found = result.fractions() | result.fractions_of_kinds() | result.comparisons(work)
+    measures |= {name: spread(values) for name, values in found.items() if values}
     measures |= {f"{line.label} x {line.n}, all_us": spread([ns / 1e3 for ns in line.ns]) for line in lines}
     ours = Contestant(machine.versions(), {}, measures, {"digest": digest})
     return make_row(told, config, {OURS: ours}, {}, state), result
 
 
-def time_steps(runner: Any, work: OpsWork) -> tuple[list[OpLine], list[float], str]:
-    """Repeat the step; return each line of ops, each step's microseconds, and a digest of the sampled tokens."""
-    _admit(runner, work)
+def one_token_of(work: OpsWork) -> OpsWork:
+    """Return the step of one token a sequence, behind half of the tokens of `work`'s step."""
     each = work.n_tokens // work.n_sequences
+    context, n = work.context + each // 2, work.n_sequences
+    return OpsWork(n_tokens=n, n_sequences=n, context=context, num_iters=each, num_iters_warmup=work.num_iters_warmup)
+
+
+def time_steps(runner: Any, work: OpsWork) -> tuple[list[OpLine], list[float], str]:
+    """Repeat the step; return each line of ops, each step's microseconds, and a digest of the sampled tokens.
+
+    A model with states can only go on, unless it begins: each repetition then computes the tokens behind the last's.
+    """
+    each = work.n_tokens // work.n_sequences
+    stride = each if runner.program.state_layers and work.context else 0
+    _admit(runner, work, stride * (work.num_iters + work.num_iters_warmup - 1))
     _fill_context(runner, work)
     # Greedy and at the same place each time: the same tokens, so the same work and the same result.
-    step_us, op_ns, sampled = [], [], set()
+    step_us, op_ns, sampled = [], [], []
     runner.set_timing(on=True)
     for i in range(work.num_iters_warmup + work.num_iters):
         start_ns = time.perf_counter_ns()
-        runner.submit(_plan(i, list(range(work.n_sequences)), work.context, each, samples=True))
+        runner.submit(_plan(i, list(range(work.n_sequences)), work.context + i * stride, each, samples=True))
         result = runner.collect()
         took_ns = time.perf_counter_ns() - start_ns
         of_ops = runner.take_op_ns()
-        sampled.add(tuple(result.row_token.tolist()))
+        sampled.append(tuple(result.row_token.tolist()))
         if i >= work.num_iters_warmup:
             step_us.append(took_ns / 1e3)
             op_ns.append([ns for _, ns in of_ops])
-    if len(sampled) != 1 or min(next(iter(sampled))) < 0:
-        raise RequestFailed(f"bench ops: one step gave {len(sampled)} different results; need one; report this")
-    digest = hashlib.sha256(str(next(iter(sampled))).encode()).hexdigest()[:16]
+    different = set(sampled)
+    if min(map(min, different)) < 0 or (len(different) != 1 and not stride):
+        raise RequestFailed(f"bench ops: one step gave {len(different)} different results; need one; report this")
+    digest = hashlib.sha256(str(sampled if len(different) > 1 else sampled[0]).encode()).hexdigest()[:16]
     return group_ops([op for op, _ in of_ops], op_ns, bounds_of(work), runner.kv_dtype), step_us, digest
 
 
@@ -247,7 +327,19 @@ def group_ops(
     ops: "Sequence[NativeOp]", op_ns: Sequence[Sequence[int]], bounds: Any, kv_dtype: str = "float16"
 ) -> list[OpLine]:
     """Put ops that are alike into one line each, in order of first use. `op_ns`: repetition -> op -> nanoseconds."""
-    from tiercel.ops.lowered import Attention, BufferKind, DeltaRule, LinearGroup, Ssd, cost, weights_of
+    from tiercel.ops.lowered import (
+        Attention,
+        BufferKind,
+        DeltaLayer,
+        DeltaRule,
+        Experts,
+        LinearGroup,
+        Ssd,
+        cost,
+        weights_of,
+    )
+
+    from_memory = Attention | DeltaRule | DeltaLayer | Ssd | Experts
 
     alike: dict[str, list[int]] = {}
     for i, op in enumerate(ops):
@@ -264,13 +356,20 @@ def group_ops(
                 one.flops,
                 one.nbytes,
                 isinstance(op, LinearGroup) and op.x.kind is BufferKind.Q8,
-                isinstance(op, Attention | DeltaRule | Ssd) or (is_linear and bool(weights_of(op))),
+                isinstance(op, from_memory) or (is_linear and bool(weights_of(op))),
                 tuple(sum(row[i] for i in places) for row in op_ns),
                 is_linear,
                 _ceiling_frac(op) if isinstance(op, LinearGroup) else 1.0,
+                op.kind,
+                _state_bytes(op, bounds) if isinstance(op, DeltaRule | DeltaLayer) else 0,
             )
         )
     return lines
+
+
+def _state_bytes(op: "DeltaRule | DeltaLayer", bounds: Any) -> int:
+    """Return the bytes of all sequences' states of one layer."""
+    return 4 * op.value_heads * op.key_dim * op.value_dim * int(bounds.n_sequences)
 
 
 def _ceiling_frac(op: "LinearGroup") -> float:
@@ -297,24 +396,25 @@ def label_of(op: "NativeOp") -> str:
     return f"{op.kind} [{y.rows},{y.width}] {y.kind}{more}"
 
 
-def _admit(runner: Any, work: OpsWork) -> None:
+def _admit(runner: Any, work: OpsWork, n_more: int) -> None:
     import random
 
     from tiercel.protocol.params import SamplingParams
     from tiercel.runner.capacity import pages_for
 
     limits = runner.limits
-    n_pages = pages_for(work.len_tokens, limits.page_size_tokens) if limits.n_pages else 0
-    if work.len_tokens > limits.max_len_tokens or n_pages * work.n_sequences > limits.n_pages:
+    n_tokens = work.len_tokens + n_more
+    n_pages = pages_for(n_tokens, limits.page_size_tokens) if limits.n_pages else 0
+    if n_tokens > limits.max_len_tokens or n_pages * work.n_sequences > limits.n_pages:
         raise ConfigError(
-            f"bench ops: {work.n_sequences} sequences of {work.len_tokens} tokens need "
+            f"bench ops: {work.n_sequences} sequences of {n_tokens} tokens need "
             f"{n_pages * work.n_sequences} pages; there are {limits.n_pages}, and a sequence has at most "
             f"{limits.max_len_tokens} tokens; lower --context, or raise --kv-cache-memory-bytes"
         )
     source = random.Random(0)
     low, high = limits.vocab_size // 10, max(limits.vocab_size * 9 // 10, limits.vocab_size // 10 + 1)
     for slot in range(work.n_sequences):
-        tokens = [source.randrange(low, high) for _ in range(work.len_tokens - 1)]
+        tokens = [source.randrange(low, high) for _ in range(n_tokens - 1)]
         runner.admit(slot, tokens, len(tokens), SamplingParams(temperature=0.0), slot, ())
         runner.set_pages(slot, 0, range(slot * n_pages, (slot + 1) * n_pages))
 

@@ -31,7 +31,8 @@ PROGRAM = [linear("a"), lowered.Softcap(Buffer(1, Dim.TOKENS, 64), 30.0), linear
 class TimedRunner:
     """Meets what `time_steps` needs of the native runner; each op takes 10 times its place, in nanoseconds."""
 
-    def __init__(self, *, drifts=False):
+    def __init__(self, *, drifts=False, has_states=False):
+        self.program = SimpleNamespace(state_layers=("state",) if has_states else ())
         self.limits = SimpleNamespace(
             max_len_tokens=64, max_step_tokens=8, page_size_tokens=4, n_pages=20, vocab_size=100
         )
@@ -97,6 +98,57 @@ def test_the_context_is_computed_before_the_step_and_sequences_share_no_page():
 def test_steps_that_give_different_tokens_are_no_measurement():
     with pytest.raises(RequestFailed, match="different results"):
         time_steps(TimedRunner(drifts=True), WORK)
+
+
+def test_a_model_with_states_goes_on_from_step_to_step_unless_it_begins():
+    runner = TimedRunner(drifts=True, has_states=True)
+    _, _, digest = time_steps(runner, WORK)
+    assert [plan.seq_start.tolist() for plan in runner.plans[4:]] == [[10, 10], [12, 12], [14, 14], [16, 16]]
+    assert len(runner.admitted[0]) == 18
+    assert digest == time_steps(TimedRunner(drifts=True, has_states=True), WORK)[2]
+    begins = OpsWork(n_tokens=4, n_sequences=2, context=0, num_iters=3, num_iters_warmup=1)
+    runner = TimedRunner(has_states=True)
+    time_steps(runner, begins)
+    assert [plan.seq_start.tolist() for plan in runner.plans] == [[0, 0]] * 4
+
+
+def test_one_token_a_step_stands_behind_half_of_the_prompt():
+    one = ops.one_token_of(OpsWork(n_tokens=1024, n_sequences=2, context=6, num_iters=9))
+    assert (one.n_tokens, one.n_sequences, one.context, one.num_iters) == (2, 2, 262, 512)
+
+
+def line_of(label, kind, ns, *, n=1, flops=0, nbytes=0, state_bytes=0):
+    return ops.OpLine(label, n, flops, nbytes, False, True, ns, kind=kind, state_bytes=state_bytes)
+
+
+def test_attention_experts_and_states_are_held_against_the_limits():
+    lines = [
+        line_of("a", "attention", (1_000_000,), n=2, flops=10_000_000, nbytes=4 * MIB),
+        line_of("b", "experts", (2_000_000,), nbytes=16 * MIB),
+        line_of("c", "delta_layer", (500_000,), nbytes=16 * MIB, state_bytes=2 * MIB),
+        line_of("d", "delta_rule", (1_500_000,), nbytes=16 * MIB, state_bytes=6 * MIB),
+    ]
+    rate = Limits(2, {1: 50.0}, 100.0, 800.0)
+    found = OpsResult(lines, [9000.0], rate).fractions_of_kinds()
+    assert found == {
+        "attention_read_frac": [pytest.approx(8 * MIB / 50e9 / 0.001)],
+        "attention_arithmetic_frac": [pytest.approx(20_000_000 / 100e9 / 0.001)],
+        "experts_read_frac": [pytest.approx(16 * MIB / 50e9 / 0.002)],
+        "state_read_frac": [pytest.approx(8 * MIB / 50e9 / 0.002)],
+    }
+
+
+def test_lines_are_compared_with_other_lines_and_with_single_tokens():
+    lines = [line_of("experts x", "experts", (30, 60)), line_of("router", "router", (10, 20))]
+    lines += [line_of("linear y", "linear_group", (20, 20)), line_of("delta", "delta_rule", (1000, 500))]
+    single = OpsResult([line_of("delta", "delta_rule", (40, 60, 50))], [2.0, 3.0, 4.0], LIMITS)
+    result = OpsResult(lines, [10.0, 20.0], LIMITS, single)
+    found = result.comparisons(OpsWork(n_tokens=100, over=["experts", "router"], under=["linear"]))
+    assert found == {"time_ratio": [2.0, 4.0], "step_gain": [30.0, 15.0], "rule_gain": [5.0, 10.0]}
+    with pytest.raises(ConfigError, match="no line begins with 'gate'; there are: experts x, router"):
+        result.comparisons(OpsWork(over=["gate"], under=["linear"]))
+    with pytest.raises(ConfigError, match="over and under; need both"):
+        OpsWork(over=["gate"])
 
 
 def test_a_step_that_does_not_fit_is_refused_with_numbers():
