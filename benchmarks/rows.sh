@@ -33,16 +33,19 @@ row() {
   fi
 }
 
-# synthetic NAME CASE...: writes the model, makes its rows, and removes it.
+# synthetic NAME CASE...: makes the model's rows; writes it before and removes it afterwards, unless it is there.
 synthetic() {
-  name=$1
+  name=$1 made=
   shift
   for one in "$@"; do
     is_wanted "$one" || continue
-    [ -d "$SYNTHETIC/$name" ] || ${PYTHON:-python} benchmarks/synthetic.py "$name" "$SYNTHETIC/$name" || return
+    if [ ! -d "$SYNTHETIC/$name" ]; then
+      made=yes
+      ${PYTHON:-python} benchmarks/synthetic.py "$name" "$SYNTHETIC/$name" || return
+    fi
     row ops "$one" -m "$SYNTHETIC/$name"
   done
-  rm -rf "${SYNTHETIC:?}/$name"
+  [ -z "$made" ] || rm -rf "${SYNTHETIC:?}/$name"
 }
 
 llama= ik= openvino= vllm= transformers=

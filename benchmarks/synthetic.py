@@ -4,7 +4,7 @@
     kda      the same of Kimi Delta Attention, and one of latent attention (Kimi Linear's)
     mla      8 layers of latent attention, 16 heads, rank 512 + 64 (DeepSeek's), in bfloat16
     moe      12 layers of 8 of 64 experts of 256, 12 of a dense feed-forward of 2,048 (Qwen3-MoE's)
-    moe-4b   24 layers of 8 of 128 experts of 192: 3.9 B parameters, 0.5 B of them active (Qwen3-MoE's); 2.3 GB
+    moe-4b   24 layers of 6 of 96 experts of 256: 3.9 B parameters, 0.5 B of them active (Qwen3-MoE's); 2.3 GB
 
 Projections are int4 with a scale for each 128 columns (compressed-tensors), which is computed as Q4_0; the rest is
 bfloat16. What a model says means nothing; how long it takes does not depend on that. Delete the folder afterwards.
@@ -109,8 +109,9 @@ MOE_4B = QWEN_MOE | {
     "hidden_size": 2048,
     "intermediate_size": 2048,
     "num_attention_heads": 16,
-    "num_experts": 128,
-    "moe_intermediate_size": 192,
+    "num_experts": 96,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 256,
     "mlp_only_layers": [],
 }
 MODELS: Mapping[str, Mapping[str, Any]] = {"gdn": GDN, "kda": KDA, "mla": MLA, "moe": MOE, "moe-4b": MOE_4B}
