@@ -240,6 +240,22 @@ TIERCEL_INLINE Head head_of(const DeltaRuleArgs& a, int64_t h) {
   return {h, h / (a.value_heads / a.key_heads), first_lane(exp(set1(a.a_log[h])))};
 }
 
+// What a key head's convolutions read of one row, into L2: little of each of many places, which no stream of the processor's follows.
+TIERCEL_INLINE void fetch_convolutions(const DeltaLayerArgs& a, const StepView& view, int64_t unit) {
+  const DeltaRuleArgs& r = a.rule;
+  const int64_t s = unit / r.key_heads, key_head = unit % r.key_heads, keys = r.key_heads * r.key_dim;
+  const int64_t group_columns = r.value_heads / r.key_heads * r.value_dim;
+  const float* windows = state_of(a.conv.state, view.seq_slot[s]);
+  const float* x = a.conv.x + view.seq_rows[s] * a.conv.ldx;
+  const int64_t begins[] = {key_head * r.key_dim, keys + key_head * r.key_dim, 2 * keys + key_head * group_columns};
+  for (int i = 0; i < 3; ++i)
+    for (int64_t c = begins[i], end = c + (i < 2 ? r.key_dim : group_columns); c < end; c += 16) {
+      __builtin_prefetch(x + c, 0, 2);
+      for (int64_t j = 0; j + 1 < a.conv.width; ++j) __builtin_prefetch(windows + j * a.conv.channels + c, 0, 2);
+      for (int64_t j = 0; j < a.conv.width; ++j) __builtin_prefetch(a.conv.w + j * a.conv.channels + c, 0, 2);
+    }
+}
+
 TIERCEL_INLINE void norm_head(const GatedNormArgs& a, const float* x, const float* z, float* y) {
   const F16v factor = set1(a.w != nullptr ? norm_factor(x, a.head_dim, a.eps) : 1.0f);
   for (int64_t i = 0; i < a.head_dim; i += 16) {
@@ -325,6 +341,7 @@ void delta_layer(const DeltaLayerArgs& a, const StepView& view, const ThreadCtx&
     const bool is_new = view.seq_start[s] == 0;
     float* windows = state_of(a.conv.state, view.seq_slot[s]);
     float* states = state_of(r.state, view.seq_slot[s]) + key_head * group * head_floats;
+    if (n == 1 && u + 1 < mine.end) fetch_convolutions(a, view, u + 1);
     if (is_new) std::memset(states, 0, static_cast<size_t>(group * head_floats) * sizeof(float));
     for (int64_t t = 0; t < n; t += kTileTokens) {
       const int64_t n_tile = n - t < kTileTokens ? n - t : kTileTokens;
