@@ -24,6 +24,7 @@ class ChaosOps(FileOps):
     """A disk whose every call may fail; what it reads may be changed on the way."""
 
     def __init__(self, rng, counts):
+        super().__init__()
         self.rng = random.Random(rng.random())  # readers and the writer are threads of their own
         self.counts = counts
         self.is_calm = False
@@ -38,10 +39,20 @@ class ChaosOps(FileOps):
         if path.suffix == ".kv" and self._happens("failing read", 0.01):
             raise OSError(errno.EIO, "injected")
         data = super().read(path, n_bytes)
-        if path.suffix == ".kv" and len(data) and self._happens("flipped bit in a read", 0.01):
-            data = bytearray(data)
-            data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+        if path.suffix == ".kv" and len(data):
+            self._spoil(data, len(data))
         return data
+
+    def read_object(self, path, buffer):
+        if self._happens("failing read", 0.01):
+            raise OSError(errno.EIO, "injected")
+        n = super().read_object(path, buffer)
+        self._spoil(buffer, min(n, len(buffer)))
+        return n
+
+    def _spoil(self, data, n):
+        if n and self._happens("flipped bit in a read", 0.01):
+            data[self.rng.randrange(n)] ^= 1 << self.rng.randrange(8)
 
     def write(self, fd, data):
         if self._happens("full disk", 0.01):

@@ -168,7 +168,7 @@ class DiskTier(DiskState):
         except InvalidRecord as error:
             self._discard(load.key, str(error))
             return None, None, Outcome.FAILED, str(error), 0.0
-        except (OSError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001  a thread's boundary: a reader that ended would leave every load open
             reason = getattr(error, "strerror", None) or type(error).__name__
             return None, None, Outcome.FAILED, reason, 0.0
         return head, data, Outcome.DONE, "", perf_counter() - start_s
