@@ -17,6 +17,9 @@ MODELS = [
     ("qwen3_5_moe", Format.Q4_0, "float16"),
     ("qwen3_next", Format.Q8_0, "float32"),
     ("kimi_linear", Format.Q8_0, "float16"),
+    ("ling_clamped", Format.F32, "float16"),
+    ("lfm2", Format.Q8_0, "float16"),
+    ("mamba2", Format.Q8_0, "float16"),
 ]
 
 
