@@ -3,6 +3,9 @@
 Every request ends as done or as failed by kind (`http_client.FAILURES`). Names and meanings of the result are vLLM's:
 TTFT, first piece of content after sending; ITL, gaps between pieces; TPOT, (E2EL - TTFT) / (output tokens - 1), for
 more than one; E2EL, all of it. Output tokens are the server's own count if it gives one, else its pieces.
+
+What the server's metrics say of its prefix cache and its tiers meanwhile is told beside them (`server_cache`): two
+runs, with tiers and without, say whether they pay here (`bench compare`).
 """
 
 import asyncio
@@ -17,10 +20,12 @@ from typing import Any
 from tiercel.base.errors import ConfigError, RequestFailed
 from tiercel.bench.http_client import ExchangeFailed, Server, events, exchange
 from tiercel.bench.rows import percentile
+from tiercel.bench.server_cache import read_counts, told_between
 from tiercel.bench.traffic import Query, Traffic, queries, send_times
 
 BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 METRICS = ("ttft", "tpot", "itl", "e2el")
+_METRICS_S = 5.0  # how long a server may take to show its metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,7 @@ async def _bench(server: Server, load: Load, traffic: Traffic, on_note: Callable
         on_note(f"warm-up {i + 1} of {load.n_warmups}")
         await send(server, load, model, asked[i % len(asked)])
     gate = asyncio.Semaphore(traffic.max_concurrency or len(asked))
+    counts = await read_counts(server, min(load.timeout_s, _METRICS_S))
     start_s = time.perf_counter()
 
     async def one(query: Query, at_s: float) -> Answer:
@@ -97,7 +103,9 @@ async def _bench(server: Server, load: Load, traffic: Traffic, on_note: Callable
     on_note(f"{len(asked)} requests to {model}")
     answers = await asyncio.gather(*map(one, asked, send_times(traffic, len(asked))))
     duration_s = time.perf_counter() - start_s
-    told = summarise(answers, duration_s, load)
+    told = summarise(answers, duration_s, load) | told_between(
+        counts, await read_counts(server, min(load.timeout_s, _METRICS_S))
+    )
     prompts = hashlib.sha256(json.dumps([(q.prompt, q.output_len) for q in asked]).encode()).hexdigest()[:16]
     told["config"] = {
         "model": model,

@@ -85,10 +85,12 @@ async def dies_now_and_then(writer, n):
 
 
 class FakeServer:
-    """Serves `behave(writer, n)` to the n-th completion; `/v1/models` always works. Notes what was asked."""
+    """Serves `behave(writer, n)` to the n-th completion; `/v1/models` always works. Notes what was asked. `metrics`
+    are the pages of metrics that it shows, one after the other."""
 
-    def __init__(self, behave):
+    def __init__(self, behave, metrics=()):
         self.asked = []
+        self._metrics = list(metrics)
         self._behave = behave
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -123,6 +125,11 @@ class FakeServer:
                 if " /v1/models " in head:
                     told = json.dumps({"data": [{"id": "m"}]}).encode()
                     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(told), told))
+                elif " /metrics " in head:
+                    told = self._metrics.pop(0) if self._metrics else None
+                    status = b"404 Not Found" if told is None else b"200 OK"
+                    told = told or b""
+                    writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(told), told))
                 else:
                     self.asked.append((head, json.loads(body)))
                     await self._behave(writer, len(self.asked))

@@ -38,6 +38,44 @@ def test_a_good_server_is_measured(capsys, no_checkout, tmp_path):
     assert "Traceback" not in capsys.readouterr().err
 
 
+def metrics(n_hits, n_loads, load_s):
+    """A page as ours shows it: 100 tokens looked up a hit, and a tier that had half of the pages it was asked for."""
+    counters = {
+        "vllm:prefix_cache_queries": ("", 100 * n_hits),
+        "vllm:prefix_cache_hits": ("", 25 * n_hits),
+        "vllm:kv_offload_tiering_chunk_queries": (',tier="1:disk"', 8 * n_loads),
+        "vllm:kv_offload_tiering_chunk_hits": (',tier="1:disk"', 4 * n_loads),
+        "vllm:kv_offload_load_time": (',tier="1:disk"', load_s),
+        "vllm:kv_offload_load_bytes": (',tier="1:disk"', 1e9 * load_s),
+        "tiercel:kv_tier_loads": (',tier="1:disk"', n_loads),
+        "tiercel:kv_tier_deadlines": (',tier="1:disk"', n_loads - 1),
+    }
+    lines = [
+        f'# TYPE {name}_total counter\n{name}_total{{model_name="m"{tier}}} {value}\n'
+        for name, (tier, value) in counters.items()
+    ]
+    return "".join(lines).encode()
+
+
+def test_what_the_servers_caches_did_meanwhile_is_told(capsys, no_checkout):
+    with FakeServer(fake_servers.good, [metrics(3, 1, 0.5), metrics(7, 5, 0.7)]) as server:
+        assert main.main(words(server.url, "--json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["prefix_cache_hit_rate"] == 0.25
+    assert told["kv_tier_1:disk_hit_rate"] == 0.5
+    assert told["kv_tier_1:disk_loads"] == 4
+    assert told["kv_tier_1:disk_mean_load_ms"] == pytest.approx(50)
+    assert told["kv_tier_1:disk_load_bytes_per_s"] == pytest.approx(1e9)
+    assert told["kv_tier_1:disk_deadlines"] == 4
+
+
+@pytest.mark.parametrize("page", [None, b"\xff\xfe", b"no metrics { at all", b"up 1\n"])
+def test_a_server_whose_metrics_say_nothing_of_caches_is_measured_all_the_same(capsys, no_checkout, page):
+    with FakeServer(fake_servers.good, [page, page]) as server:
+        assert main.main(words(server.url, "--json")) == 0
+    assert not any("cache" in name or "tier" in name for name in json.loads(capsys.readouterr().out))
+
+
 @pytest.mark.parametrize(
     ("behaviour", "kind"),
     [
