@@ -1,19 +1,19 @@
-"""Whether tiers below the page pool pay on this machine's disk. Prints one JSON object a line.
+"""Whether tiers below the page pool pay on this machine's disk: a row each in benchmarks/results/kv_tiers.jsonl.
 
     python benchmarks/kv_tiers.py restore|shared|stores|zipf [MODEL] [FOLDER]
 
 restore  time to the first token of a prompt of 2,048 tokens: computed, and found on disk by an engine that was started
          anew, with the files' pages dropped from the system's cache
-shared   50 requests that share such a prompt, which only the disk has: loads, and the slowest first token against one
+shared   50 requests that share such a prompt, which only the disk has: loads, and the slowest first token against 1.2
+         times that of a single one and its own tokens
 stores   32 streams at once, without a tier, with one that stores what it sees twice (nothing, here), and with one that
          stores everything: taking turns, tokens a second
+zipf     prompts of ten times what the pool holds, asked for by Zipf's law: hit rate and first tokens, without a tier,
+         with ours, and with one that stores all and evicts what was used longest ago; tiers hold half of the prompts
 
-zipf     prompts of ten times what the pool holds, asked for by Zipf's law: hit rate and first tokens, with and without
-
-Outputs are compared before times are.
+Outputs are compared before times are. MODEL is a catalogue's name; FOLDER is where tiers keep their files.
 """
 
-import json
 import os
 import random
 import shutil
@@ -25,8 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from tiercel import LLM, SamplingParams
+from tiercel.bench import machine, rows
+from tiercel.bench.offline import Told, make_row
+from tiercel.kv.tiers import disk_index
 
 IDS = [(7919 * i) % 40_000 + 100 for i in range(2048)]
+RESULTS = Path(os.environ.get("RESULTS", Path(__file__).parent / "results")) / "kv_tiers.jsonl"
 ONE = SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)
 
 
@@ -80,7 +84,12 @@ def restore(model: str, folder: Path) -> None:
             took_s, _, got = first_token(llm, IDS)
             assert got == want
             computed.append(took_s)
-    told("restore", found_s=found, computed_s=computed, ratio=statistics.median(found) / statistics.median(computed))
+    keep(
+        f"restore-2048-{model}",
+        {"prompt_tokens": 2048},
+        {"tiercel": {"first_token_s": found}, "computed": {"first_token_s": computed}},
+        [{"measure": "first_token_s", "against": "computed", "at_most": 0.08}],
+    )
 
 
 def shared(model: str, folder: Path) -> None:
@@ -98,8 +107,20 @@ def shared(model: str, folder: Path) -> None:
         slowest_s = fifty(llm, 100)
         n_loads = llm.stats()["tier 1:disk"]["n_loads"] - n_before
         own_s = fifty(llm, 200)  # the pool has the prefix now: what is left is each one's own tokens
-    limit_s = 1.2 * alone_s + own_s
-    told("shared", alone_s=alone_s, slowest_s=slowest_s, own_s=own_s, limit_s=limit_s, n_loads=n_loads)
+    keep(
+        f"shared-50-{model}",
+        {"prompt_tokens": 2048, "num_prompts": 50},
+        {
+            "tiercel": {
+                "slowest_s": [slowest_s],
+                "single_s": [alone_s],
+                "own_tokens_s": [own_s],
+                "of_limit_frac": [slowest_s / (1.2 * alone_s + own_s)],
+                "n_loads": [n_loads],
+            }
+        },
+        [{"measure": "n_loads", "at_most": 1}, {"measure": "of_limit_frac", "at_most": 1.0}],
+    )
 
 
 def fifty(llm: LLM, first_id: int) -> float:
@@ -120,7 +141,7 @@ def stores(model: str, folder: Path) -> None:
     }
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    for i in range(5):
+    for i in range(10):
         prompts = [{"prompt_token_ids": [100 + 977 * i + 31 * s + 7 * t for t in range(64)]} for s in range(32)]
         answers = {}
         for kind, llm in kinds.items():
@@ -134,34 +155,79 @@ def stores(model: str, folder: Path) -> None:
     n_stored = kinds["all"].stats()["tier 1:disk"]["n_stored"]
     for llm in kinds.values():
         llm.close()
-    cost = {k: 1 - statistics.median(rates[k]) / statistics.median(rates["none"]) for k in ("twice", "all")}
-    told("stores", tok_s=rates, cost=cost, n_stored=n_stored)
+    cost = {k: [1 - one / none for one, none in zip(rates[k], rates["none"], strict=True)] for k in ("twice", "all")}
+    keep(
+        f"stores-32-{model}",
+        {"num_prompts": 32, "input_len": 64, "output_len": 64, "pages_stored": n_stored},
+        {
+            "tiercel": {"out_tok_s": rates["all"], "cost_frac": cost["all"], "no_reuse_cost_frac": cost["twice"]},
+            "no_tier": {"out_tok_s": rates["none"]},
+        },
+        [{"measure": "cost_frac", "at_most": 0.03}, {"measure": "no_reuse_cost_frac", "at_most": 0.01}],
+    )
 
 
 def zipf(model: str, folder: Path) -> None:
     """Ask for 56 prompts of 512 tokens, each with 8 of its own behind it, one after the other, from a pool for 5."""
     rng = random.Random(4)
-    asked = rng.choices(range(56), [1 / (rank + 1) for rank in range(56)], k=56)
+    asked = rng.choices(range(56), [1 / (rank + 1) for rank in range(56)], k=200)
     prompts = [[100 + (977 * n + 7 * t) % 40_000 for t in range(512)] + [200 + i] * 8 for i, n in enumerate(asked)]
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     answers = {}
-    for kind in ("none", "disk"):
-        tier = {"type": "disk", "path": str(folder), "capacity": "8GiB"}
-        tiers = [tier] if kind == "disk" else []
+    ours = disk_index.keep_score
+    for kind in ("no_tier", "lru", "tiercel"):
+        tier = {"type": "disk", "path": str(folder / kind), "capacity": "336MiB"}
+        if kind == "lru":
+            tier |= {"store_sights": 1}
+            disk_index.keep_score = lambda n_uses, age, depth, half_life: -float(age)
+        tiers = [] if kind == "no_tier" else [tier]
         with LLM(model, kv_tiers=tiers, max_model_len=1024, kv_cache_memory_bytes=64 << 20) as llm:
             warm_up(llm)
             results = [first_token(llm, ids) for ids in prompts]
+        disk_index.keep_score = ours
         answers[kind] = [result[2] for result in results]
-        times = sorted(took_s for took_s, _, _ in results)
+        times = [took_s for took_s, _, _ in results]
         hit_rate = sum(n for _, n, _ in results) / sum(map(len, prompts))
-        found[kind] = {"hit_rate": hit_rate, "p50_s": times[28], "p99_s": times[-1], "mean_s": statistics.mean(times)}
-    assert answers["none"] == answers["disk"]
-    told("zipf", **found)
+        p99_s = rows.percentile(times, 99)
+        found[kind] = {
+            "hit_frac": [hit_rate],
+            "mean_first_token_s": [statistics.mean(times)],
+            "p99_first_token_s": [p99_s],
+            "first_token_s": times,
+        }
+    assert answers["no_tier"] == answers["lru"] == answers["tiercel"]
+    reach = [
+        {"measure": "hit_frac", "against": "no_tier", "at_least": 1.0},
+        {"measure": "hit_frac", "against": "lru", "at_least": 1.0},
+        {"measure": "p99_first_token_s", "against": "no_tier", "at_most": 1.0},
+        {"measure": "p99_first_token_s", "against": "lru", "at_most": 1.0},
+    ]
+    keep(f"zipf-{model}", {"prompts": 56, "requests": 200, "prompt_tokens": 520, "pool_bytes": 64 << 20}, found, reach)
 
 
-def told(case: str, **numbers: Any) -> None:
-    """Print a result."""
-    print(json.dumps({"case": case} | numbers))
+def keep(
+    case: str,
+    work: dict[str, Any],
+    found: dict[str, dict[str, list[float]]],
+    reach: list[dict[str, Any]],
+) -> None:
+    """Write a row of what each contestant's measures were, run by run, and print what it says."""
+    contestants = {
+        name: rows.Contestant(
+            machine.versions(("numpy",)),
+            {},
+            {measure: rows.spread(values) for measure, values in measures.items()},
+            {"compared": "tokens, and log-probabilities of first tokens, equal those computed"},
+        )
+        for name, measures in found.items()
+    }
+    command = f"python benchmarks/kv_tiers.py {' '.join(sys.argv[1:3])}"
+    told = Told(case=case, bench="kv_tiers", command=command, reach=reach)
+    row = rows.append(RESULTS, make_row(told, {"work": work, "engine": {}}, contestants, {}, machine.describe()))
+    print(row["row"], case)
+    for name, measures in found.items():
+        print(f"  {name}", {measure: round(statistics.median(values), 4) for measure, values in measures.items()})
+    print(*(f"  {one}" for one in row["reach"]), sep="\n")
 
 
 def main() -> None:
