@@ -123,15 +123,21 @@ def _first_token_s(metrics: Any) -> float | None:
 
 
 def open_engine(model: str | None, options: Mapping[str, Any]) -> LocalEngine:
-    """Load `model`. Prefix caching is off unless the options say otherwise: repeated prompts must be computed."""
+    """Load `model`, with the options of `with_defaults`."""
     from tiercel.llm.llm import LLM
 
     return OurEngine(LLM(model, **with_defaults(options)))
 
 
 def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engine's options as a benchmark means them."""
-    return {"enable_prefix_caching": False, **options}
+    """Return the engine's options as a benchmark means them.
+
+    Unless they say otherwise, repeated prompts are computed, and every token takes a step of its own, as peers' do.
+    """
+    defaults: dict[str, Any] = {"enable_prefix_caching": False}
+    if not options.get("speculative_config"):
+        defaults["speculative"] = "off"
+    return {**defaults, **options}
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:

@@ -151,7 +151,11 @@ def test_a_server_that_never_says_where_it_is_is_stalled():
 
 def test_a_server_gets_the_options_of_the_engine_it_is_compared_with():
     words = served.serve_words("m.gguf", ours.with_defaults({"threads": 1}))
-    assert words[3:] == ["serve", "m.gguf", "--port", "0", "--no-enable-prefix-caching", "--threads", "1"]
+    assert words[3:] == (
+        ["serve", "m.gguf", "--port", "0", "--no-enable-prefix-caching", "--speculative", "off", "--threads", "1"]
+    )
+    asked = ours.with_defaults({"speculative_config": {"method": "ngram"}})
+    assert "speculative" not in asked
 
 
 def test_served_writes_a_row(engine, capsys, no_checkout, monkeypatch):
