@@ -50,8 +50,8 @@ class Thinker(FakeRunner):
                 result.row_token[r] = row.tokens[position + 1] = token
         return result
 
-    def mask_of(self, plan, s):
-        self._mask = super().mask_of(plan, s)
+    def mask_of(self, plan, s, row=0):
+        self._mask = super().mask_of(plan, s, row)
         return self._mask
 
 
