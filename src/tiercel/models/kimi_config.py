@@ -4,7 +4,7 @@ Two dialects name the same fields: the checkpoints' (`linear_attn_config`, with 
 transformers' (`layer_types`). Either is read; one that says a thing twice must say it alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from tiercel.models.decoder import default_scale, read_sizes
 from tiercel.models.deepseek import LatentConfig, grouped, read_latent_sizes, read_size_or_0
 from tiercel.models.fields import ConfigFields, in_one_dialect
 from tiercel.models.moe import read_experts
-from tiercel.ops.program import StateLayer
+from tiercel.ops.program import StateLayer, Value
+from tiercel.ops.recorder import Recorder
 from tiercel.ops.routing import Routing
 
 # transformers' names, and the checkpoints' for the same.
@@ -38,6 +39,9 @@ _UNUSED = (
 )
 
 
+CONVOLVED = ("q", "k", "v")  # the projections that a delta layer convolves
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaAttention:
     """Sizes of Kimi Delta Attention. `lower_bound` 0: decays have none. Without `has_full_gate` its matrix has two
@@ -59,6 +63,32 @@ class DeltaAttention:
         """Return what layer `index` keeps of a sequence."""
         sizes = (self.heads, self.head_dim, self.head_dim)
         return StateLayer(index, "delta_rule", 3 * self.width, self.conv_width, *sizes)
+
+    def record(
+        self,
+        rec: Recorder,
+        prefix: str,
+        qkv: Sequence[Value],
+        parts: tuple[Value, Value, Value],
+        *,
+        layer: int,
+        eps: float,
+    ) -> Value:
+        """Write what lies between a layer's projections and its output's: `parts` are decays, betas and gates."""
+        decays, betas, gates = parts
+        mixed = rec.short_conv(qkv, [f"{prefix}.{name}_conv1d.weight" for name in CONVOLVED], layer=layer, act="silu")
+        y = rec.delta_rule(
+            mixed,
+            decays,
+            betas,
+            a_log=f"{prefix}.A_log",
+            dt_bias=f"{prefix}.dt_bias",
+            layer=layer,
+            key=(self.heads, self.head_dim),
+            value=(self.heads, self.head_dim),
+            lower_bound=self.lower_bound,
+        )
+        return rec.gated_norm(y, gates, f"{prefix}.o_norm.weight", heads=self.heads, act="sigmoid", eps=eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

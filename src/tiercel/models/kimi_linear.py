@@ -13,13 +13,12 @@ from msgspec.structs import replace
 from tiercel.models.decoder import Decoder
 from tiercel.models.deepseek import latent_attention, latent_projections, latent_weights
 from tiercel.models.info import ModelInfo
-from tiercel.models.kimi_config import KimiConfig, KimiMixture, read_kimi
+from tiercel.models.kimi_config import CONVOLVED, KimiConfig, KimiMixture, read_kimi
 from tiercel.models.model import RecordOptions
 from tiercel.ops.program import KvLayer, Value
 from tiercel.ops.recorder import ExpertNames, Recorder
 
 Shapes = dict[str, tuple[int, ...]]
-_CONVOLVED = ("q", "k", "v")
 # Some checkpoints keep a head's decay behind as many of no use, up to whole runs of so many.
 _PADDED_HEADS = 128
 
@@ -55,8 +54,8 @@ class KimiLinear(Decoder):
     def delta_weights(self) -> Shapes:
         """Return the shapes of a layer's delta attention; names follow `model.layers.i.`."""
         d, hidden = self.config.delta, self.config.hidden_size
-        shapes: Shapes = {f"{name}_proj.weight": (d.width, hidden) for name in _CONVOLVED}
-        shapes |= {f"{name}_conv1d.weight": (d.width, 1, d.conv_width) for name in _CONVOLVED}
+        shapes: Shapes = {f"{name}_proj.weight": (d.width, hidden) for name in CONVOLVED}
+        shapes |= {f"{name}_conv1d.weight": (d.width, 1, d.conv_width) for name in CONVOLVED}
         gate: Shapes = {"g_a_proj.weight": (d.head_dim, hidden), "g_b_proj.weight": (d.width, d.head_dim)}
         shapes |= {"g_proj.weight": (d.width, hidden)} if d.has_full_gate else gate
         shapes |= {
@@ -126,26 +125,14 @@ class KimiLinear(Decoder):
 
     def _delta(self, rec: Recorder, i: int, h: Value) -> Value:
         d, prefix = self.config.delta, f"{self.prefix}.layers.{i}.self_attn"
-        qkv = [rec.linear(h, f"{prefix}.{name}_proj.weight") for name in _CONVOLVED]
+        qkv = [rec.linear(h, f"{prefix}.{name}_proj.weight") for name in CONVOLVED]
         decays = rec.linear(rec.linear(h, f"{prefix}.f_a_proj.weight"), f"{prefix}.f_b_proj.weight")
         betas = rec.linear(h, f"{prefix}.b_proj.weight")
         if d.has_full_gate:
             gates = rec.linear(h, f"{prefix}.g_proj.weight")
         else:
             gates = rec.linear(rec.linear(h, f"{prefix}.g_a_proj.weight"), f"{prefix}.g_b_proj.weight")
-        mixed = rec.short_conv(qkv, [f"{prefix}.{name}_conv1d.weight" for name in _CONVOLVED], layer=i, act="silu")
-        y = rec.delta_rule(
-            mixed,
-            decays,
-            betas,
-            a_log=f"{prefix}.A_log",
-            dt_bias=f"{prefix}.dt_bias",
-            layer=i,
-            key=(d.heads, d.head_dim),
-            value=(d.heads, d.head_dim),
-            lower_bound=d.lower_bound,
-        )
-        y = rec.gated_norm(y, gates, f"{prefix}.o_norm.weight", heads=d.heads, act="sigmoid", eps=self.config.eps)
+        y = d.record(rec, prefix, qkv, (decays, betas, gates), layer=i, eps=self.config.eps)
         return rec.linear(self.kept_rows(rec, i, y), f"{prefix}.o_proj.weight")
 
     def mlp(self, rec: Recorder, i: int, h: Value) -> Value:

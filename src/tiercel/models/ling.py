@@ -25,7 +25,7 @@ from tiercel.models.deepseek import (
 )
 from tiercel.models.fields import ConfigFields, in_one_dialect
 from tiercel.models.info import ModelInfo
-from tiercel.models.kimi_config import DeltaAttention
+from tiercel.models.kimi_config import CONVOLVED, DeltaAttention
 from tiercel.models.model import RecordOptions
 from tiercel.models.moe import MixtureConfig, read_experts
 from tiercel.models.mtp import DraftNames, draft_weights, record_draft
@@ -46,7 +46,6 @@ _ALIASES: Mapping[str, str] = {
 }
 _KINDS = ("linear_attention", "full_attention")
 _FEED_FORWARDS = ("dense", "sparse")
-_CONVOLVED = ("q", "k", "v")
 # The one value that each may have, and what another would mean.
 _FIXED: Mapping[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "the feed-forwards are made for it"),
@@ -151,8 +150,8 @@ class Ling(Decoder):
 
     def _delta_weights(self) -> Shapes:
         d, hidden = self.config.delta, self.config.hidden_size
-        shapes: Shapes = {f"{name}_proj.weight": (d.width, hidden) for name in (*_CONVOLVED, "f", "g")}
-        shapes |= {f"{name}_conv1d.weight": (d.width, 1, d.conv_width) for name in _CONVOLVED}
+        shapes: Shapes = {f"{name}_proj.weight": (d.width, hidden) for name in (*CONVOLVED, "f", "g")}
+        shapes |= {f"{name}_conv1d.weight": (d.width, 1, d.conv_width) for name in CONVOLVED}
         shapes |= {
             "b_proj.weight": (d.heads, hidden),
             "A_log": (d.heads,),
@@ -194,21 +193,9 @@ class Ling(Decoder):
 
     def _delta(self, rec: Recorder, i: int, prefix: str, h: Value) -> Value:
         d = self.config.delta
-        qkv = [rec.linear(h, f"{prefix}.{name}_proj.weight") for name in _CONVOLVED]
+        qkv = [rec.linear(h, f"{prefix}.{name}_proj.weight") for name in CONVOLVED]
         decays, betas, gates = (rec.linear(h, f"{prefix}.{name}_proj.weight") for name in ("f", "b", "g"))
-        mixed = rec.short_conv(qkv, [f"{prefix}.{name}_conv1d.weight" for name in _CONVOLVED], layer=i, act="silu")
-        y = rec.delta_rule(
-            mixed,
-            decays,
-            betas,
-            a_log=f"{prefix}.A_log",
-            dt_bias=f"{prefix}.dt_bias",
-            layer=i,
-            key=(d.heads, d.head_dim),
-            value=(d.heads, d.head_dim),
-            lower_bound=d.lower_bound,
-        )
-        y = rec.gated_norm(y, gates, f"{prefix}.o_norm.weight", heads=d.heads, act="sigmoid", eps=self.config.eps)
+        y = d.record(rec, prefix, qkv, (decays, betas, gates), layer=i, eps=self.config.eps)
         return rec.linear(self.kept_rows(rec, i, y), f"{prefix}.o_proj.weight")
 
     def mlp(self, rec: Recorder, i: int, h: Value) -> Value:
