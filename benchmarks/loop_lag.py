@@ -75,7 +75,7 @@ def build(model: str) -> Any:
     """Build the engine as the command line does."""
     from tiercel.api.http.facade import EngineFacade
     from tiercel.base.config import engine_options
-    from tiercel.boot import build_engine
+    from tiercel.boot.engine import build_engine
 
     engine = build_engine(engine_options(model=model))
     return EngineFacade(client=engine.client, tokenizer=engine.tokenizer, close=engine.close)

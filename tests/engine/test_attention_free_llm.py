@@ -13,7 +13,7 @@ from tiercel.api.http.app import make_app
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.settings import ServerSettings
 from tiercel.base.errors import ModelFileError, OutOfPages, PromptTooLong, UnsupportedModel
-from tiercel.boot import describe
+from tiercel.boot.summary import describe
 from tiercel.models.registry import build_model
 from tiercel.testing.tiny_model import ATTENTION_FREE_CONFIG, CONFIG, write_tiny_model
 

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from real_models import NAMES, need_model
 
-from tiercel import _native, boot
+from tiercel import _native
 from tiercel.base.config import EngineOptions
+from tiercel.boot.plan import make_plan
+from tiercel.boot.runner import build_runner
+from tiercel.boot.text import load_tokenizer
 from tiercel.loaders.checkpoint import Tensor
 from tiercel.models.registry import build_model
 from tiercel.ops.passes import lower_and_fuse
@@ -62,8 +65,8 @@ class Reading:
 
     def __init__(self, path, ids, **options):
         size = {"max_model_len": 4096, "max_num_seqs": 1, "max_num_batched_tokens": N_ROWS}
-        self.plan = boot.make_plan(EngineOptions(model=str(path), **size, **options))
-        self.runner = boot.build_runner(self.plan)
+        self.plan = make_plan(EngineOptions(model=str(path), **size, **options))
+        self.runner = build_runner(self.plan)
         self.runner.admit(0, ids, len(ids), SamplingParams(temperature=0.0), 0, ())
         self.runner.set_pages(0, 0, range(-(-len(ids) // self.runner.limits.page_size_tokens)))
         self.loss = 0.0
@@ -86,8 +89,8 @@ class Reading:
 @pytest.mark.parametrize("name", NAMES)
 def test_int8_and_float16_keep_a_real_models_distribution_and_perplexity(name, record_property):
     path = need_model(name)
-    plan = boot.make_plan(EngineOptions(model=str(path)))
-    ids = boot.load_tokenizer(plan).encode(ESSAY.read_text(encoding="utf-8"))
+    plan = make_plan(EngineOptions(model=str(path)))
+    ids = load_tokenizer(plan).encode(ESSAY.read_text(encoding="utf-8"))
     plan.checkpoint.close()
     assert len(ids) >= 2000
     exact = Reading(path, ids, compute_dtype="float32", kv_cache_dtype="float32")
@@ -115,8 +118,8 @@ def test_int8_and_float16_keep_a_real_models_distribution_and_perplexity(name, r
 @pytest.mark.parametrize("name", NAMES)
 def test_int8_keys_and_values_keep_a_real_models_perplexity(name, record_property):
     path = need_model(name)
-    plan = boot.make_plan(EngineOptions(model=str(path)))
-    ids = boot.load_tokenizer(plan).encode(ESSAY.read_text(encoding="utf-8"))
+    plan = make_plan(EngineOptions(model=str(path)))
+    ids = load_tokenizer(plan).encode(ESSAY.read_text(encoding="utf-8"))
     plan.checkpoint.close()
     readings = {kv: Reading(path, ids, kv_cache_dtype=kv) for kv in ("float16", "int8")}
     kl, losses = [], {kv: [] for kv in readings}
@@ -141,8 +144,8 @@ def test_int8_keys_and_values_keep_a_real_models_perplexity(name, record_propert
 def test_chunks_threads_and_instruction_sets_change_no_bit_of_a_real_model(name, monkeypatch):
     """Design 1.1 once more, on shapes that a tiny model does not have."""
     path = need_model(name)
-    plan = boot.make_plan(EngineOptions(model=str(path)))
-    ids = boot.load_tokenizer(plan).encode(ESSAY.read_text(encoding="utf-8"))[:80]
+    plan = make_plan(EngineOptions(model=str(path)))
+    ids = load_tokenizer(plan).encode(ESSAY.read_text(encoding="utf-8"))[:80]
     plan.checkpoint.close()
 
     def run(chunks, level=None, **options):

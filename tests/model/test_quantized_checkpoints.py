@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import quantized_files as files
 
-from tiercel import LLM, SamplingParams, boot
+from tiercel import LLM, SamplingParams
 from tiercel.base.config import EngineOptions
 from tiercel.base.errors import ConfigError, ModelFileError, UnsupportedModel
+from tiercel.boot.plan import make_plan
+from tiercel.boot.runner import build_runner
+from tiercel.boot.summary import describe
 from tiercel.loaders.checkpoint import open_checkpoint
 from tiercel.loaders.quantization_config import read_scheme
 from tiercel.loaders.quantized_matrices import Stored, gather_matrices
@@ -205,7 +208,7 @@ def test_an_engine_answers_from_fp4_weights_and_its_log_says_what_they_are(tmp_p
 def test_show_says_how_weights_are_stored_and_computed(tmp_path, scheme):
     config, tensors, _ = files.tiny_quantized(scheme)
     folder = files.write(tmp_path / "model", config, tensors)
-    summary = dict(boot.describe(str(folder))["summary"])
+    summary = dict(describe(str(folder))["summary"])
     assert "14 matrices" in summary["stored as"]
     assert f"as {files.SCHEMES[scheme][2]}" in summary["stored as"]
 
@@ -218,14 +221,14 @@ def test_formats_take_the_bytes_that_the_decision_record_says():
 def test_fp8_weights_can_be_quantised_further_and_fp4_weights_cannot(tmp_path):
     config, tensors, _ = files.tiny_quantized("fp8-block")
     folder = files.write(tmp_path / "fp8", config, tensors)
-    plan = boot.make_plan(EngineOptions(model=str(folder), quantization="q8_0"))
+    plan = make_plan(EngineOptions(model=str(folder), quantization="q8_0"))
     with plan.checkpoint:
         assert "q8_0" in plan.program.text()
-        boot.build_runner(plan).close()
+        build_runner(plan).close()
     config, tensors, _ = files.tiny_quantized("mxfp4")
     folder = files.write(tmp_path / "fp4", config, tensors)
     with pytest.raises(ConfigError, match=r"q_proj\.weight is mxfp4 already"):
-        boot.make_plan(EngineOptions(model=str(folder), quantization="q8_0"))
+        make_plan(EngineOptions(model=str(folder), quantization="q8_0"))
 
 
 def test_modelopts_own_file_is_read_where_the_config_is_silent(tmp_path):
@@ -249,9 +252,9 @@ def changed(tmp_path, scheme, change):
 
 
 def load(folder):
-    plan = boot.make_plan(EngineOptions(model=str(folder), kv_cache_memory_bytes=1 << 20))
+    plan = make_plan(EngineOptions(model=str(folder), kv_cache_memory_bytes=1 << 20))
     with plan.checkpoint:
-        boot.build_runner(plan).close()
+        build_runner(plan).close()
 
 
 def refused(tmp_path, scheme, change, match, error=ModelFileError):

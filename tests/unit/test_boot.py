@@ -7,9 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tiercel import boot
 from tiercel.base.config import EngineOptions
 from tiercel.base.errors import ConfigError, ModelFileError, OutOfPages
+from tiercel.boot import engine as engine_module
+from tiercel.boot.engine import build_engine, engine_config
+from tiercel.boot.plan import make_plan, planned_tensors
+from tiercel.boot.runner import build_runner
+from tiercel.boot.summary import describe
+from tiercel.boot.text import eos_ids
 from tiercel.quant.formats import Format
 from tiercel.testing.tiny_model import write_tiny_model
 
@@ -20,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def plan_of(folder, **options):
-    plan = boot.make_plan(EngineOptions(model=str(folder), **options))
+    plan = make_plan(EngineOptions(model=str(folder), **options))
     plan.checkpoint.close()
     return plan
 
@@ -43,7 +48,7 @@ def is_open(path):
 @pytest.mark.parametrize("stored", [Format.F32, Format.F16, Format.BF16])
 def test_q4_0_leaves_the_tables_at_q8_0_and_the_vectors_as_they_are(stored):
     checkpoint, expected = tensors_of(stored, stored, stored, Format.F32)
-    planned = boot.planned_tensors(checkpoint, expected, "q4_0")
+    planned = planned_tensors(checkpoint, expected, "q4_0")
     assert [tensor.format for tensor in planned.values()] == [Format.Q8_0, Format.Q4_0, Format.Q8_0, Format.F32]
     assert {name: tensor.shape for name, tensor in planned.items()} == expected
 
@@ -54,7 +59,7 @@ def test_q4_0_leaves_the_tables_at_q8_0_and_the_vectors_as_they_are(stored):
 def test_small_matrices_that_decide_much_keep_their_format(name):
     names = (f"model.layers.0.{name}.weight", "model.layers.0.mlp.shared_expert.gate_proj.weight")
     checkpoint = SimpleNamespace(tensors={n: SimpleNamespace(format=Format.BF16) for n in names})
-    planned = boot.planned_tensors(checkpoint, dict.fromkeys(names, (64, 32)), "q8_0")
+    planned = planned_tensors(checkpoint, dict.fromkeys(names, (64, 32)), "q8_0")
     assert [planned[n].format for n in names] == [Format.BF16, Format.Q8_0]
 
 
@@ -62,20 +67,20 @@ def test_small_matrices_that_decide_much_keep_their_format(name):
 def test_without_a_quantization_formats_are_the_files(quantization):
     formats = (Format.Q6_K, Format.Q4_1, Format.BF16, Format.F32)
     checkpoint, expected = tensors_of(*formats)
-    planned = boot.planned_tensors(checkpoint, expected, quantization)
+    planned = planned_tensors(checkpoint, expected, quantization)
     assert tuple(tensor.format for tensor in planned.values()) == formats
 
 
 def test_a_quantised_file_is_not_quantised_again():
     checkpoint, expected = tensors_of(Format.F16, Format.Q4_K, Format.F16, Format.F32)
     with pytest.raises(ConfigError, match=r"up_proj\.weight is q4_k already; leave the option out"):
-        boot.planned_tensors(checkpoint, expected, "q8_0")
+        planned_tensors(checkpoint, expected, "q8_0")
 
 
 def test_a_matrix_whose_rows_hold_no_whole_groups_stays_as_it_is():
     checkpoint, expected = tensors_of(*[Format.F32] * 4)
     expected["model.layers.0.mlp.up_proj.weight"] = (96, 40)
-    planned = boot.planned_tensors(checkpoint, expected, "q8_0")
+    planned = planned_tensors(checkpoint, expected, "q8_0")
     assert planned["model.layers.0.mlp.up_proj.weight"].format is Format.F32
 
 
@@ -131,12 +136,12 @@ def test_more_slots_than_tokens_of_a_step_are_refused(folder):
 
 def test_the_engine_gets_its_options(folder):
     options = {"enable_prefix_caching": False, "async_scheduling": False, "scheduling_policy": "priority"}
-    config = boot.engine_config(plan_of(folder, seed=5, max_logprobs=3, max_waiting=9, **options))
+    config = engine_config(plan_of(folder, seed=5, max_logprobs=3, max_waiting=9, **options))
     assert (config.seed, config.max_logprobs, config.max_waiting) == (5, 3, 9)
     assert not config.enable_prefix_caching
     assert not config.async_scheduling
     assert config.scheduling_policy == "priority"
-    assert boot.engine_config(plan_of(folder)).max_waiting > 9
+    assert engine_config(plan_of(folder)).max_waiting > 9
 
 
 def test_float32_keys_and_values_take_twice_the_room(folder):
@@ -173,9 +178,9 @@ def test_end_ids_are_the_generation_configs_else_the_configs(folder, generation,
     plan = plan_of(folder)
     checkpoint = SimpleNamespace(generation_config=generation, config=config)
     plan = SimpleNamespace(checkpoint=checkpoint, info=plan.info)
-    assert boot.eos_ids(plan, None) == expected
+    assert eos_ids(plan, None) == expected
     tokenizer = SimpleNamespace(eos_ids=(9,))
-    assert boot.eos_ids(plan, tokenizer) == expected | {9}
+    assert eos_ids(plan, tokenizer) == expected | {9}
 
 
 # Failures.
@@ -193,7 +198,7 @@ def test_end_ids_are_the_generation_configs_else_the_configs(folder, generation,
 def test_a_plan_that_fails_leaves_no_file_open(folder, tmp_path, options, error):
     shutil.copytree(folder, tmp_path / "own")
     with pytest.raises(error):
-        boot.make_plan(EngineOptions(model=str(tmp_path / "own"), **options))
+        make_plan(EngineOptions(model=str(tmp_path / "own"), **options))
     assert not is_open(tmp_path)
 
 
@@ -204,7 +209,6 @@ def test_an_engine_that_fails_leaves_nothing_behind(folder, tmp_path, monkeypatc
     (own / "tokenizer.json").write_text("{")
     closed = []
     runners = []
-    build_runner = boot.build_runner
 
     def build(plan, ready):
         runner = build_runner(plan, ready)
@@ -213,9 +217,9 @@ def test_an_engine_that_fails_leaves_nothing_behind(folder, tmp_path, monkeypatc
         monkeypatch.setattr(runner, "close", lambda: (closed.append(runner), close()))
         return runner
 
-    monkeypatch.setattr(boot, "build_runner", build)
+    monkeypatch.setattr(engine_module, "build_runner", build)
     with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
-        boot.build_engine(EngineOptions(model=str(own), threads=1))
+        build_engine(EngineOptions(model=str(own), threads=1))
     assert closed == runners != []
     monkeypatch.undo()
     runners.clear()
@@ -225,12 +229,11 @@ def test_an_engine_that_fails_leaves_nothing_behind(folder, tmp_path, monkeypatc
 
 def test_a_plan_is_told_before_weights_are_packed(folder, monkeypatch):
     order = []
-    build_runner = boot.build_runner
     monkeypatch.setattr(
-        boot, "build_runner", lambda plan, ready: (order.append("packed"), build_runner(plan, ready))[1]
+        engine_module, "build_runner", lambda plan, ready: (order.append("packed"), build_runner(plan, ready))[1]
     )
     options = EngineOptions(model=str(folder), threads=1, max_num_seqs=2)
-    engine = boot.build_engine(options, on_plan=lambda plan: order.append(plan.capacity.max_num_seqs))
+    engine = build_engine(options, on_plan=lambda plan: order.append(plan.capacity.max_num_seqs))
     engine.close()
     engine.close()
     assert order == [2, "packed"]
@@ -240,7 +243,7 @@ def test_a_plan_is_told_before_weights_are_packed(folder, monkeypatch):
 
 
 def test_a_description_names_what_a_person_may_ask(folder):
-    found = boot.describe(str(folder))
+    found = describe(str(folder))
     summary = dict(found["summary"])
     assert summary["architecture"] == "LlamaForCausalLM"
     n_weights = 264 * 64 * 2 + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64)
@@ -252,7 +255,7 @@ def test_a_description_names_what_a_person_may_ask(folder):
 
 
 def test_a_description_shows_the_program_and_the_choices_on_request(folder):
-    found = boot.describe(str(folder), program=True, explain=True)
+    found = describe(str(folder), program=True, explain=True)
     assert "rope_table" in found["program"]
     assert "linear" in found["program"]
     assert found["explain"]

@@ -222,15 +222,16 @@ def bench(
     Raises: ConfigError: the step does not fit the engine's limits; RequestFailed: its results changed between
         repetitions.
     """
-    from tiercel import boot
     from tiercel.base.config import engine_options
+    from tiercel.boot.plan import make_plan
+    from tiercel.boot.runner import build_runner
     from tiercel.runner.native import chosen_level
 
     least = {"max_num_batched_tokens": max(512, work.n_tokens), "max_num_seqs": work.n_sequences}
-    plan = boot.make_plan(engine_options(model=model, **{**least, **options}))
+    plan = make_plan(engine_options(model=model, **{**least, **options}))
     with plan.checkpoint:
         on_note("loading")
-        runner = boot.build_runner(plan)
+        runner = build_runner(plan)
         state = machine.describe()
         try:
             n_bytes = bytes_from_memory(group_ops(runner.program.ops, [], bounds_of(work), runner.kv_dtype))

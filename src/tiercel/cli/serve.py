@@ -122,7 +122,7 @@ def start_server(flags: ServeFlags) -> int | None:
 def build_facade(request: ServeRequest) -> "EngineFacade":
     """Build and start the engine, and say what fits in it."""
     from tiercel.api.http.facade import EngineFacade
-    from tiercel.boot import build_engine
+    from tiercel.boot.engine import build_engine
 
     options = engine_options(model=request.model, **request.engine_options)
     engine = build_engine(options, on_plan=lambda plan: print(plan.capacity.describe(), file=sys.stderr, flush=True))

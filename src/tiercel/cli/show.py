@@ -66,7 +66,7 @@ def execute(args: Any) -> int:
 
 def describe_model(model: str, *, program: bool, explain: bool) -> Mapping[str, Any]:
     """Ask the composition root. Tests put a fake here."""
-    from tiercel.boot import describe
+    from tiercel.boot.summary import describe
 
     told: Mapping[str, Any] = describe(model, program=program, explain=explain)
     return told

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from tiercel import boot
 from tiercel.base.config import engine_options
+from tiercel.boot.engine import build_engine, log_plan
 from tiercel.engine.prompts import Prompt
 from tiercel.protocol.outputs import RequestOutput
 from tiercel.protocol.params import SamplingParams
@@ -25,7 +25,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._engine = boot.build_engine(engine_options(model=model, **options), on_plan=boot.log_plan)
+        self._engine = build_engine(engine_options(model=model, **options), on_plan=log_plan)
         self._engine.conversations.warm()
         weakref.finalize(self, self._engine.close)  # as `LLM` does
         self._conversations = self._engine.conversations

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from tiercel import boot
 from tiercel.base.config import engine_options
 from tiercel.base.errors import ConfigError, RequestError, TiercelError
+from tiercel.boot.engine import Engine, build_engine, log_plan
 from tiercel.protocol.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from tiercel.protocol.params import RequestOutputKind, SamplingParams
 
@@ -44,14 +44,14 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._engine = boot.build_engine(engine_options(model=model, **options), on_plan=boot.log_plan)
+        self._engine = build_engine(engine_options(model=model, **options), on_plan=log_plan)
         # An object that is dropped, or a program that ends, without `close`: its threads would outlive what they use.
         weakref.finalize(self, self._engine.close)
         self._conversations = self._engine.conversations
         self.client = self._engine.client
 
     @property
-    def engine(self) -> boot.Engine:
+    def engine(self) -> Engine:
         """The engine beneath, for benchmarks and tests."""
         return self._engine
 

@@ -28,7 +28,7 @@ _BEGINNING = b"tiercel ready plan 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _MOST_BYTES = 64 << 20
 # What a plan is made by: a change of any of these files makes kept plans misses, in a checkout as in an upgrade.
-_MAKERS = ("loaders", "models", "ops", "quant", "runner", "_native")
+_MAKERS = ("boot", "loaders", "models", "ops", "quant", "runner", "_native")
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ def key_of(path: Path, options: Mapping[str, Any]) -> str:
     Raises: OSError: our own sources are not where they can be looked at; then nothing is to be kept.
     """
     home = Path(_native.__file__).parent.parent
-    made_by = [_state(Path(_native._core.__file__)), _state(home / "boot.py")]
+    made_by = [_state(Path(_native._core.__file__))]
     for name in _MAKERS:
         with os.scandir(home / name) as entries:
             made_by += sorted((entry.name, *_numbers(entry.stat())) for entry in entries if entry.name.endswith(".py"))

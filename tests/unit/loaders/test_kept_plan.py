@@ -13,8 +13,10 @@ import model_bytes as mb
 import numpy as np
 import pytest
 
-from tiercel import boot
 from tiercel.base.config import EngineOptions
+from tiercel.boot import engine as engine_module
+from tiercel.boot.engine import build_engine
+from tiercel.boot.plan import make_plan
 from tiercel.loaders.checkpoint import open_checkpoint
 from tiercel.protocol.params import SamplingParams
 from tiercel.runner import ready
@@ -46,7 +48,7 @@ def write(put, arch="llama", seed=0, name="model.gguf"):
 @contextlib.contextmanager
 def engine_of(path, **options):
     options = {"threads": 2, "max_num_seqs": 2, "skip_tokenizer_init": True, **options}
-    engine = boot.build_engine(EngineOptions(model=str(path), **options))
+    engine = build_engine(EngineOptions(model=str(path), **options))
     try:
         yield engine
     finally:
@@ -79,7 +81,7 @@ def test_a_start_from_a_kept_plan_computes_the_same_bits(home, model, compute_dt
         assert is_from_kept(second)
         assert answer(second) == want
         assert facts(second) == known
-        assert second.plan.program.text() == boot.make_plan(second.plan.options).program.text()
+        assert second.plan.program.text() == make_plan(second.plan.options).program.text()
 
 
 def test_an_engine_from_a_kept_plan_that_is_closed_lets_go_of_the_file(home, put):
@@ -169,7 +171,7 @@ def test_a_change_of_our_own_sources_is_a_miss(tmp_path):
     assert key == ready.key_of(tmp_path / "a.gguf", options)
     assert key != ready.key_of(tmp_path / "b.gguf", options)
     assert '"lowered.py"' in key
-    assert '"boot.py"' in key
+    assert '"start.py"' in key
     assert "_core" in key
 
 
@@ -236,7 +238,7 @@ def test_a_folder_or_a_quantization_is_not_kept(home, put):
 
 
 def test_nothing_is_kept_of_an_engine_that_could_not_be_built(home, put, monkeypatch):
-    monkeypatch.setattr(boot, "eos_ids", lambda plan, tokenizer: 1 / 0)
+    monkeypatch.setattr(engine_module, "eos_ids", lambda plan, tokenizer: 1 / 0)
     with pytest.raises(ZeroDivisionError), engine_of(write(put)):
         pass
     assert not home.exists()
