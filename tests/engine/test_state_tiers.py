@@ -54,6 +54,31 @@ def test_a_prompt_is_found_again_after_a_restart(tmp_path):
     second.close()
 
 
+def test_a_state_larger_than_a_disks_queue_is_found_again_after_a_restart(tmp_path):
+    """As Kimi K3's 449 MB are."""
+    first = make_bench(disk(tmp_path, limits={"queued_store_bytes": 800}))
+    assert first.runner.state_group.object_bytes > 800
+    assert ask(first, "a", words(50)) == 0
+    first.close()
+    second = make_bench(disk(tmp_path))
+    assert ask(second, "a", words(50)) == 48
+    second.close()
+
+
+def test_states_are_not_copied_for_a_tier_that_just_refused_one():
+    bench = make_bench(scripted(capacity_bytes=60))
+    copied = []
+    read_states = bench.runner.read_states
+    bench.runner.read_states = lambda idxs: copied.extend(idxs) or read_states(idxs)
+    ask(bench, "a", words(50))
+    assert bench.tally().n_stores_failed > 0
+    n_before = len(copied)
+    bench.tiers.states._paused_until_s = [float("inf")]  # as if no time had passed
+    ask(bench, "b", words(50, 3))
+    assert len(copied) == n_before > 0
+    bench.close()
+
+
 def test_a_state_of_another_model_is_not_found(tmp_path):
     first = make_bench(disk(tmp_path))
     ask(first, "a", words(50))

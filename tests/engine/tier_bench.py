@@ -21,9 +21,9 @@ def identity_of(runner, weights="w"):
     return TierIdentity("fake", weights, runner.limits.page_size_tokens, tuple(groups))
 
 
-def disk(path, *, capacity_bytes=ROOMY, ops=None, weights="w", rest_s=30.0, **placed):
+def disk(path, *, capacity_bytes=ROOMY, ops=None, weights="w", rest_s=30.0, limits=None, **placed):
     """Give what makes a disk tier."""
-    limits = DiskLimits(n_readers=1, retry_s=rest_s)
+    limits = DiskLimits(n_readers=1, retry_s=rest_s, **(limits or {}))
 
     def make(identity, wake, clock):
         tier = DiskTier(identity, path, capacity_bytes, wake, clock, limits=limits, ops=ops)

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from threading import Event
 
@@ -29,6 +30,7 @@ from tiercel.kv.tiers.interface import (
 PATIENCE_S = 300.0
 FOREVER_S = float("inf")
 PAGES, STATES = 0, 1  # the groups of IDENTITY
+_LARGE_BYTES = 72 << 20
 IDENTITY = TierIdentity(
     model_digest="kit",
     weights_digest="kit weights",
@@ -255,6 +257,23 @@ class TierContract:
             assert tier.store([1]) == [Outcome.REFUSED]
             assert tier.lookup(1) is Answer.MISS
             assert tier.tier.usage().used_bytes == 0
+
+    def test_an_object_larger_than_most_queues_is_stored_and_loaded(self) -> None:
+        """A recurrent state may be larger than all pages that wait: what bounds a queue must let it pass, alone."""
+        pages, states = IDENTITY.groups
+        identity = replace(IDENTITY, groups=(pages, replace(states, object_bytes=_LARGE_BYTES)))
+        woken = Event()
+        tier = TierDriver(self.make_tier(identity, woken.set, 4 * _LARGE_BYTES), woken)
+        data = bytearray(random.Random(1).randbytes(4096) * (_LARGE_BYTES // 4096))
+        assert tier.store([1]) == [Outcome.DONE]
+        job_id = tier.submit_store([2], STATES, data=data)
+        tier.finish()
+        assert tier.results[job_id, key_of(2)].outcome is Outcome.DONE
+        (result,) = tier.load([2], STATES)
+        assert result.data is not None
+        assert result.data == data
+        assert bytes_of(tier.load([1])[0]) == body_of(1)
+        tier.tier.close()
 
     def test_touching_unknown_keys_does_nothing(self) -> None:
         """Owners touch what they use, wherever it was found."""

@@ -18,7 +18,7 @@ class ValkeyOptions:
     `url`: valkey://, redis://, their forms with TLS (valkeys://, rediss://), or unix://; a password in it is not shown.
     `namespace`: tiers with the same one, in the same server, share objects and one bound: that of who stores.
     `batch_objects`, `batch_size`: what goes to the server, or comes from it, in one round trip.
-    `queue_size`: bytes that wait to be stored; what does not fit is refused.
+    `queue_size`: bytes that wait to be stored; a queue that is not full takes one more object, whatever its length.
     `n_faults`: so many round trips in a row that fail, and the server is left alone for `retry_s`.
     """
 

@@ -41,6 +41,7 @@ _N_BELIEFS = 65_536
 _N_TOUCHES = 4096
 _N_LOADS = 8192
 _CLOSE_S = 5.0
+_VALUE_BYTES_MAX = 512 << 20  # the server's proto-max-bulk-len, unless somebody set another
 
 
 @dataclass(slots=True, eq=False)
@@ -221,7 +222,8 @@ class ValkeyTier:
         """Raise AssertionError when an invariant is broken."""
         with self._changed:
             assert sum(store.n_bytes for store in self._stores) == self._queued_bytes, "valkey: stores are miscounted"
-            assert self._queued_bytes <= self._options.queue_size, "valkey: the queue of stores is too long"
+            before_last = self._queued_bytes - (self._stores[-1].n_bytes if self._stores else 0)
+            assert before_last < self._options.queue_size, "valkey: the queue of stores is too long"
             assert len(self._loads) <= _N_LOADS, "valkey: the queue of loads is too long"
             assert all(load.waiters for load in self._loads), "valkey: a load that nobody waits for is queued"
             assert set(map(id, self._stores)) <= set(map(id, self._storing.values())), "valkey: a store is lost"
@@ -371,7 +373,9 @@ class ValkeyTier:
             return Outcome.REFUSED, "the server is left alone"
         if self._server.charge(item.group_idx) > self._capacity_bytes:
             return Outcome.REFUSED, "larger than the tier"
-        if self._queued_bytes + n_bytes > self._options.queue_size:
+        if n_bytes > _VALUE_BYTES_MAX:
+            return Outcome.REFUSED, "larger than a value of the server may be"
+        if self._queued_bytes >= self._options.queue_size:
             return Outcome.REFUSED, "too many stores are queued"
         return None
 

@@ -81,7 +81,7 @@ class DiskTier(DiskState):
                 self._finish_store(store, Outcome.CANCELLED, "closed")
             self._loads.clear()
             self._stores.clear()
-            self._queued_store_bytes = 0
+            self._queued_store_bytes = [0] * len(self._queued_store_bytes)
             self._tell_all()
         for thread in self._threads:
             thread.join(self._limits.close_s)
@@ -184,7 +184,7 @@ class DiskTier(DiskState):
                 generation = self._generation
                 store = None if must_clear or must_scan else self._stores.popleft()
                 if store is not None:
-                    self._queued_store_bytes -= len(store.data)
+                    self._queued_store_bytes[store.head.group_idx] -= len(store.data)
             if must_clear:
                 self._clear()
             elif must_scan:

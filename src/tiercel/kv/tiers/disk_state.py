@@ -39,6 +39,7 @@ class DiskLimits:
 
     n_readers: int = N_READERS
     n_queued_loads: int = 8192  # 128k tokens in pages of 16
+    # Of each group, so that states do not keep pages out. What is below it takes one more: a state may be 449 MB.
     queued_store_bytes: int = 64 << 20
     buffer_bytes: int = 64 << 20  # memory that is kept to read into, beside what loads and stores are using
     retry_s: float = 30.0  # after a failure to store
@@ -89,7 +90,7 @@ class DiskState:
         self._loading: dict[tuple[bytes, int], QueuedLoad] = {}
         self._stores: deque[QueuedStore] = deque()
         self._storing: dict[bytes, QueuedStore] = {}
-        self._queued_store_bytes = 0
+        self._queued_store_bytes = [0] * len(identity.groups)
         self._results: list[KeyResult] = []
         self._counters = TierCounters()
         self._generation = 0  # of what was reset
@@ -155,7 +156,7 @@ class DiskState:
                 store = QueuedStore(head, copy, tick, waiters)
                 self._storing[item.key] = store
                 self._stores.append(store)
-                self._queued_store_bytes += len(data)
+                self._queued_store_bytes[item.group_idx] += len(data)
             self._to_write.notify()
         self._wake()
 
@@ -204,9 +205,11 @@ class DiskState:
             self._buffers.check()
             held = [key for key in self._storing if key in self._index]
             assert not held, "kv.tiers: an object is both held and being stored"
-            n_queued = sum(len(store.data) for store in self._stores)
-            assert n_queued == self._queued_store_bytes, "kv.tiers: the queue of stores is miscounted"
-            assert n_queued <= self._limits.queued_store_bytes, "kv.tiers: the queue of stores is too long"
+            for group_idx, n_bytes in enumerate(self._queued_store_bytes):
+                queued = [len(store.data) for store in self._stores if store.head.group_idx == group_idx]
+                assert sum(queued) == n_bytes, "kv.tiers: the queue of stores is miscounted"
+                is_bounded = sum(queued[:-1]) < max(1, self._limits.queued_store_bytes)
+                assert is_bounded, "kv.tiers: the queue of stores is too long"
             assert len(self._loads) <= self._limits.n_queued_loads, "kv.tiers: the queue of loads is too long"
             assert set(self._probes) <= self._probing, "kv.tiers: a probe is lost"
 
@@ -241,7 +244,7 @@ class DiskState:
             return Outcome.REFUSED, "the disk failed before"
         if self._format.record_bytes(item.group_idx) > self._capacity_bytes:
             return Outcome.REFUSED, "larger than the tier"
-        if self._queued_store_bytes + n_bytes > self._limits.queued_store_bytes:
+        if self._queued_store_bytes[item.group_idx] >= self._limits.queued_store_bytes:
             return Outcome.REFUSED, "too many stores are queued"
         return None, ""
 
@@ -277,7 +280,7 @@ class DiskState:
         self._stores.clear()
         self._probes.clear()
         self._probing.clear()
-        self._queued_store_bytes = 0
+        self._queued_store_bytes = [0] * len(self._queued_store_bytes)
 
     def _is_idle(self) -> bool:
         waiting = self._loads or self._stores or self._probes or self._must_clear or self._must_scan

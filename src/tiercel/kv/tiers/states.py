@@ -39,6 +39,7 @@ _N_ASKED = 1024  # boundaries, the longest first
 _N_UNKNOWN = 16
 _N_REMEMBERED = 4096
 _N_QUEUED = 64
+_PAUSE_S = 0.5  # after a tier did not store one: a copy of a state is too dear to be made for a refusal
 
 
 class StateBytes(Protocol):
@@ -76,6 +77,7 @@ class StateTiers:
         self._sights: dict[PageKey, int] = {}
         self._stored: list[dict[PageKey, None]] = [{} for _ in rig.tiers]
         self._queue: dict[PageKey, Snapshot] = {}
+        self._paused_until_s = [0.0] * len(rig.tiers)
         self._jobs: dict[int, tuple[int, PageKey]] = {}  # stores: place, page key
         self.n_news = 0  # answers that came
 
@@ -163,9 +165,11 @@ class StateTiers:
 
     def work(self) -> None:
         """Give tiers one state to store, if they have answered for the last."""
+        now_s = self._rig.clock()
         while self._queue and not self._jobs:
             key, snapshot = self._queue.popitem()  # the newest: it is most likely still kept, and worth most
             places = self._wanting(key, snapshot.n_tokens) if snapshot.key == key else []
+            places = [place for place in places if self._paused_until_s[place] <= now_s]
             if not places:
                 continue
             (data,) = self._states.read_states([snapshot.place_idx])
@@ -210,6 +214,7 @@ class StateTiers:
                 del self._stored[place][next(iter(self._stored[place]))]
         else:
             tally.n_stores_failed += 1
+            self._paused_until_s[place] = self._rig.clock() + _PAUSE_S
 
     def _find(self, ask: Ask, keys: Sequence[PageKey], n_known: int) -> tuple[int, int, bool]:
         """Return the pages of the longest prefix whose state a tier has, that tier, and whether one may be longer."""

@@ -1,12 +1,14 @@
 """The disk tier: what survives a restart, what goes first, and what waits for what."""
 
+from dataclasses import replace
+
 import pytest
 from disk_kit import FaultyOps, files, opened
 
 from tiercel.kv.tiers.disk_state import DiskLimits
 from tiercel.kv.tiers.interface import Answer, Outcome
 from tiercel.testing.clock import VirtualClock
-from tiercel.testing.tier_kit import IDENTITY, PATIENCE_S, body_of, bytes_of, key_of
+from tiercel.testing.tier_kit import IDENTITY, PATIENCE_S, STATES, body_of, bytes_of, key_of
 
 
 def test_a_restart_finds_what_was_stored(tmp_path, caplog):
@@ -107,6 +109,26 @@ def test_a_full_queue_refuses_and_the_rest_is_stored(tmp_path):
         ops.may_write.set()
         tier.finish()
         assert [tier.results[job_id, key_of(i)].outcome for i in (1, 2)] == [Outcome.DONE] * 2
+
+
+def test_a_state_beyond_the_bound_waits_alone_and_keeps_no_page_out(tmp_path):
+    """A state may be larger than the queue: it is taken while none waits. Pages have a bound of their own."""
+    ops = FaultyOps()
+    large = replace(IDENTITY, groups=(IDENTITY.groups[0], replace(IDENTITY.groups[1], object_bytes=5000)))
+    with opened(tmp_path, ops=ops, identity=large, limits=DiskLimits(queued_store_bytes=1000)) as tier:
+        ops.may_write.clear()
+        ops.is_writing.clear()
+        tier.submit_store([0])
+        assert ops.is_writing.wait(PATIENCE_S)
+        waits = [tier.submit_store([i], STATES, data=b"x" * 5000) for i in (1, 2)]
+        page = tier.submit_store([3])
+        tier.poll()
+        assert tier.results[waits[1], key_of(2)].outcome is Outcome.REFUSED
+        tier.tier.check()
+        ops.may_write.set()
+        tier.finish()
+        assert [tier.results[job].outcome for job in ((waits[0], key_of(1)), (page, key_of(3)))] == [Outcome.DONE] * 2
+        assert bytes_of(tier.load([1], STATES)[0]) == b"x" * 5000
 
 
 def test_a_reset_just_before_the_end_is_carried_out(tmp_path):
