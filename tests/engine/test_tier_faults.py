@@ -169,7 +169,7 @@ def test_two_engines_share_a_folder(tmp_path):
     two.close()
 
 
-def test_a_folder_that_vanishes_is_a_tier_without_pages(tmp_path):
+def test_a_folder_that_vanishes_is_a_tier_without_pages_until_it_is_made_again(tmp_path, caplog):
     path = tmp_path / "kv"
     fill(path)
     bench = TierBench(disk(path))
@@ -179,8 +179,16 @@ def test_a_folder_that_vanishes_is_a_tier_without_pages(tmp_path):
         bench.run()
         assert bench.tokens[name] == WANT
         bench.scheduler.pool.reset_cached()
-    bench.close()
     assert not path.exists()
+    assert bench.core.snapshot.tiers[0].counters.n_degraded == 1
+    assert "its folder is gone" in caplog.text
+    bench.clock.advance(30.0)
+    for name in "cd":
+        bench.add(name, PROMPT, max_tokens=3)
+        bench.run()
+        assert bench.tokens[name] == WANT
+    bench.close()
+    assert ask_again(path)[0] == 20
 
 
 def test_a_folder_with_room_for_one_page_serves_that_one(tmp_path):

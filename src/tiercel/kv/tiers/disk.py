@@ -6,8 +6,9 @@ load is queued. Queues are bounded: what does not fit is REFUSED at once. A load
 
 Loading never trusts: a file that is not whole, or not of this identity, is removed and its key is absent. Whatever goes
 wrong with the disk while storing (full, read-only, gone) stops storing for `retry_s`; loads go on, and fail one by one
-if they must. If the folder itself is gone, everything is a miss until it is back: it is not made anew, as the disk
-that was mounted there may come back.
+if they must. If the folder itself is gone, everything is a miss, and every `retry_s` it is looked for. One that was
+deleted is made again; where the disk under it was taken away, nothing is made in its place, and it is used when it is
+back.
 
 Any number of processes may share a folder: files appear whole, and one that another process removed is ABSENT. Each
 looks for what others wrote when it is asked for an unknown key, and counts the folder anew after each eighth of its
@@ -217,12 +218,9 @@ class DiskTier(DiskState):
             if victims is None:
                 return self._finish_store(store, Outcome.REFUSED, "what could make room is being loaded, or others'")
             self._counters.n_evicted += len(victims)
-            was_gone = self._is_gone
         self._remove(victims)
         start_s = perf_counter()
         try:
-            if was_gone and not self._folder.is_there():
-                raise FileNotFoundError(errno.ENOENT, "the folder is gone")
             self._folder.write(store.head, store.data)
         except OSError as error:
             self._note_missing(error)
@@ -234,8 +232,6 @@ class DiskTier(DiskState):
             return None
         with self._changed:
             if generation == self._generation:
-                self._must_scan |= was_gone
-                self._is_gone = False
                 self._stores_again_s = None
                 self._absent.pop(key, None)
                 found = Found(n_bytes, store.head.depth, store.head.is_pinned, store.head.expires_s)
@@ -275,8 +271,9 @@ class DiskTier(DiskState):
             return
         with self._changed:
             if not self._is_gone:
-                self._is_gone = True
+                self._is_gone, self._is_open = True, False
                 self._index.clear()
+                self._absent.clear()
                 self._degrade(error)
 
     def _degrade(self, error: OSError) -> None:
@@ -310,9 +307,7 @@ class DiskTier(DiskState):
         """Open the folder if that was not done, and count what is in it."""
         try:
             if not self._is_open:
-                self._folder.open()
-                self._claim = self._folder.claim()
-                self._is_open = True
+                self._open()
                 self._hints = read_hints(self._folder.read_index(), self._identity.name())
             found = self._examine_all(dict(self._folder.scan()))
             self._neighbours.count()
@@ -329,6 +324,11 @@ class DiskTier(DiskState):
         with self._changed:
             self._must_scan = False
             self._unscanned_bytes = 0
+            if not self._is_open:
+                return  # it is gone again
+            if self._is_gone:
+                self._is_gone, self._stores_again_s = False, None
+                _log.info("KV disk tier: its folder is there again, and used: %s", self._folder.path)
             if generation != self._generation:
                 return
             whole = {key: it for key, it in found.items() if key not in self._storing}
@@ -348,6 +348,16 @@ class DiskTier(DiskState):
                 usage.n_objects, usage.used_bytes / mib, usage.capacity_bytes / mib, self._folder.path,
                 self._neighbours.used_bytes / mib,
             )  # fmt: skip
+
+    def _open(self) -> None:
+        """Open the folder, for the first time or after it was gone. Raises OSError."""
+        if not self._folder.may_be_opened():
+            raise FileNotFoundError(errno.ENOENT, "the folder is gone")
+        self._folder.open()
+        if self._claim is not None:
+            os.close(self._claim)  # of the folder that is gone
+        self._claim = self._folder.claim()
+        self._is_open = True
 
     def _examine_all(self, sizes: dict[bytes, int]) -> dict[bytes, Found]:
         """Return what the files that a scan found (key -> length) say, without those that had to be removed."""

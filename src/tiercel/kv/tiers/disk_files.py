@@ -52,6 +52,10 @@ class FileOps:
         """Say whether it is there."""
         return path.is_dir()
 
+    def device(self, path: Path) -> int:
+        """Return the number of the file system that it is on."""
+        return path.stat().st_dev
+
     def read(self, path: Path, n_bytes: int) -> bytearray:
         """Return the file's first `n_bytes`, or fewer if it is shorter."""
         fd = os.open(path, _READ)
@@ -107,6 +111,7 @@ class ObjectFolder:
         self._fmt = fmt
         self._ops = ops
         self._buffers = buffers
+        self._device: int | None = None  # that the folder was on when it was opened
 
     def open(self) -> None:
         """Make the folder, or see that it is ours alone.
@@ -121,6 +126,7 @@ class ObjectFolder:
             raise PermissionError(f"{self.path.name} is no folder of this user")
         if stat.S_IMODE(status.st_mode) & 0o077:
             self.path.chmod(0o700)
+        self._device = self._ops.device(self.path)
         about = self.path / ABOUT
         if not about.exists():
             with suppress(OSError):  # a full disk can be read
@@ -142,6 +148,16 @@ class ObjectFolder:
     def is_there(self) -> bool:
         """Say whether the folder still exists."""
         return self._ops.is_folder(self.path)
+
+    def may_be_opened(self) -> bool:
+        """Say whether `open` finds, or makes, the folder where it was: not where its disk was taken away.
+
+        Raises OSError.
+        """
+        if self._device is None or self.is_there():
+            return True
+        left = next(path for path in self.path.parents if self._ops.is_folder(path))
+        return self._ops.device(left) == self._device
 
     def path_of(self, key: bytes) -> Path:
         """Return where an object is, or would be."""

@@ -215,6 +215,9 @@ class DiskState:
 
     def _known_answer(self, key: bytes) -> Answer:
         if self._is_closed or self._is_gone:
+            if self._is_gone and self._stores_again_s is not None and self._clock() >= self._stores_again_s:
+                self._must_scan = True  # it may be back; who reads only would never know
+                self._to_write.notify()
             return Answer.MISS
         if key in self._index:
             return Answer.HIT

@@ -25,7 +25,11 @@ class FaultyOps(FileOps):
         self.is_writing = Event()
         self.is_reading = Event()
         self.crashes = False
+        self.is_unmounted = False
         self.calls = []
+
+    def device(self, path):
+        return -1 if self.is_unmounted else super().device(path)
 
     def read(self, path, n_bytes):
         if path.suffix == ".kv":

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from disk_kit import FaultyOps, files, opened, temps
 
+from tiercel.kv.tiers.disk_files import is_used
 from tiercel.kv.tiers.disk_state import DiskLimits
 from tiercel.kv.tiers.guard import GuardedTier
 from tiercel.kv.tiers.interface import Answer, Outcome
@@ -178,23 +179,63 @@ def test_closing_a_tier_whose_disk_hangs_cancels_what_is_under_way_once(tmp_path
         assert tier.poll() == 0
 
 
-def test_a_folder_that_is_removed_is_a_miss_and_is_not_made_anew_but_used_when_it_is_back(tmp_path, caplog):
-    clock, path = VirtualClock(), tmp_path / "kv"
-    with opened(path, clock=clock) as tier:
+def test_a_folder_whose_disk_is_taken_away_is_a_miss_and_not_made_anew_but_used_when_it_is_back(tmp_path, caplog):
+    ops, clock, path = FaultyOps(), VirtualClock(), tmp_path / "kv"
+    caplog.set_level("INFO")
+    with opened(path, ops=ops, clock=clock) as tier:
         tier.store([1, 2])
         path.rename(tmp_path / "elsewhere")
+        path.mkdir()  # the mount point
+        ops.is_unmounted = True
         assert tier.load([1])[0].outcome is Outcome.ABSENT
         assert tier.lookup(2) is Answer.MISS
         assert tier.store([3]) == [Outcome.REFUSED]
         assert tier.tier.counters().n_degraded == 1
         assert "its folder is gone" in caplog.text
         clock.advance(DiskLimits().retry_s)
-        assert tier.store([3]) == [Outcome.FAILED]
-        assert not path.exists()
-        (tmp_path / "elsewhere").rename(path)
+        assert tier.store([3]) == [Outcome.REFUSED]
+        assert list(path.iterdir()) == []
+        path.rmdir()
+        (tmp_path / "elsewhere").rename(path)  # mounted anew, it may have another number
         clock.advance(DiskLimits().retry_s)
         assert tier.store([3]) == [Outcome.DONE]
         assert [tier.lookup(i) for i in (1, 2, 3)] == [Answer.HIT] * 3
+        assert "there again" in caplog.text
+
+
+def test_who_only_reads_finds_out_that_a_disk_is_back(tmp_path):
+    ops, clock, path = FaultyOps(), VirtualClock(), tmp_path / "kv"
+    with opened(path, ops=ops, clock=clock) as tier:
+        tier.store([1])
+        path.rename(tmp_path / "elsewhere")
+        assert tier.load([1])[0].outcome is Outcome.ABSENT
+        (tmp_path / "elsewhere").rename(path)
+        assert tier.lookup(1) is Answer.MISS
+        clock.advance(DiskLimits().retry_s)
+        assert tier.lookup(1) is Answer.MISS, "it is looked for now"
+        assert tier.tier.drain(PATIENCE_S)
+        assert bytes_of(tier.load([1])[0]) == body_of(1)
+
+
+@pytest.mark.parametrize("what", ["kv", "kv/identity", "kv/.."])
+def test_a_folder_that_is_deleted_is_made_again_while_the_tier_runs(tmp_path, what):
+    """As by `rm -rf ~/.cache`."""
+    clock, path = VirtualClock(), tmp_path / "cache" / "kv"
+    with opened(path, clock=clock) as tier:
+        tier.store([1, 2])
+        shutil.rmtree({"kv": path, "kv/identity": path / IDENTITY.name(), "kv/..": path.parent}[what])
+        assert tier.load([1])[0].outcome is Outcome.ABSENT
+        assert tier.tier.usage().n_objects == 0
+        assert tier.store([2]) == [Outcome.REFUSED], "left alone for a while"
+        clock.advance(DiskLimits().retry_s)
+        assert tier.store([1, 3]) == [Outcome.DONE] * 2
+        assert [tier.lookup(i) for i in (1, 2, 3)] == [Answer.HIT, Answer.MISS, Answer.HIT]
+        assert is_used(path / IDENTITY.name())
+    with opened(path) as tier:
+        assert [bytes_of(result) for result in tier.load([1, 3])] == [body_of(1), body_of(3)]
+    shutil.rmtree(path)
+    with opened(path) as tier:
+        assert tier.store([1]) == [Outcome.DONE], "and at the next start"
 
 
 def test_a_path_that_cannot_be_a_folder_is_no_tier_until_it_can(tmp_path):
