@@ -174,6 +174,16 @@ class Decoder(Model):
         max_len = min((rope.max_len_tokens for rope in c.ropes.values()), default=c.max_position)
         return ModelInfo(c.architecture, c.vocab_size, c.hidden_size, max_len, n_parameters, layers)
 
+    @property
+    def n_tap_layers(self) -> int:
+        """Layers of the residual stream."""
+        return self.config.n_layers
+
+    def ends(self) -> tuple[str, str]:
+        """Return the names of the embedding and of the head, which may be one matrix."""
+        embedding = f"{self.prefix}.{self.embed_name}.weight"
+        return embedding, embedding if self.config.is_tied else self.head_name
+
     def expected_weights(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight that the forward pass reads, by canonical name."""
         c = self.config
@@ -230,9 +240,11 @@ class Decoder(Model):
         """Write one step in ops and return its logits, or what `head` makes of the last hidden states."""
         c = self.config
         x = rec.embed(f"{self.prefix}.{self.embed_name}.weight", scale=self.embed_scale(rec))
+        rec.tap(-1, x)
         tables = self.rope_tables(rec, options, [name for name in c.layer_ropes if name is not None])
         for i in range(c.n_layers):
             x = self.layer(rec, options, i, x, tables)
+            rec.tap(i, x)
         x = self.norm(rec, options, x, f"{self.prefix}.{self.norm_name}.weight")
         return self.head(rec, rec.keep_hidden(x) if rec.keeps_hidden else x)
 

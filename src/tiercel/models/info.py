@@ -23,6 +23,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
         return len(self.kv_layers)
 
     @property
+    def next_layer(self) -> int:
+        """Number of the first layer behind the model's last: a drafter's."""
+        used = [*(layer.index for layer in self.kv_layers), *(layer.index for layer in self.state_layers)]
+        return 1 + max(used, default=-1)
+
+    @property
     def n_kv_heads(self) -> int:
         """Key/value heads of a layer; all layers have the same number."""
         return self.kv_layers[0].n_kv_heads

@@ -29,6 +29,11 @@ _OUTER_FIELDS = (
 class KimiK3(KimiLinear):
     """K3's text alone, whose config names itself Kimi Linear; without a residual bank it is that."""
 
+    @property
+    def n_tap_layers(self) -> int:
+        """None with a bank: there is no one stream."""
+        return 0 if self.config.residual_size else super().n_tap_layers
+
     def expected_weights(self) -> Shapes:
         """Return the shape of every weight that the forward pass reads, by canonical name."""
         mixes = _mix_weights(f"{self.prefix}.output_attn_res", self.config.hidden_size)

@@ -100,6 +100,15 @@ class Mamba2(Model):
             shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
         return shapes
 
+    @property
+    def n_tap_layers(self) -> int:
+        """Layers of the residual stream."""
+        return self.config.n_layers
+
+    def ends(self) -> tuple[str, str]:
+        """Return the names of the embedding and of the head, which may be one matrix."""
+        return "backbone.embeddings.weight", "backbone.embeddings.weight" if self.config.is_tied else "lm_head.weight"
+
     def may_ignore(self, name: str) -> bool:
         """Tell whether a tensor may be left unread: a tied head's copy."""
         return self.config.is_tied and name == "lm_head.weight"
@@ -108,16 +117,18 @@ class Mamba2(Model):
         """Write one step in ops and return its logits."""
         c = self.config
         x = rec.embed("backbone.embeddings.weight")
+        rec.tap(-1, x)
         for i in range(c.n_layers):
             # Of the last layer only the rows that need logits go on; all rows go through its recurrence.
-            is_last = i + 1 == c.n_layers
+            is_last = i + 1 == c.n_layers and not rec.keeps_hidden
             kept = rec.select_rows(x) if is_last else x
             h = rec.rms_norm(x, f"backbone.layers.{i}.norm.weight", c.eps)
             y = self._mixer(rec, i, h)
             y = rec.linear(rec.select_rows(y) if is_last else y, f"backbone.layers.{i}.mixer.out_proj.weight")
             x = rec.add(kept, y)
+            rec.tap(i, x)
         x = rec.rms_norm(x, "backbone.norm_f.weight", c.eps)
-        return rec.linear(x, "backbone.embeddings.weight" if c.is_tied else "lm_head.weight")
+        return rec.linear(rec.keep_hidden(x) if rec.keeps_hidden else x, self.ends()[1])
 
     def _mixer_weights(self) -> dict[str, tuple[int, ...]]:
         c = self.config

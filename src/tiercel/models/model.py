@@ -1,8 +1,8 @@
 """What a model is to the rest of Tiercel: facts, the weights it needs, and a forward pass to record."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Mapping
-from typing import Any, ClassVar, Protocol, Self
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import msgspec
 
@@ -12,6 +12,9 @@ from tiercel.models.pooling import PoolingSpec
 from tiercel.ops.program import Program, Value
 from tiercel.ops.recorder import ComputeDtype, Recorder
 from tiercel.quant.formats import Format
+
+if TYPE_CHECKING:
+    from tiercel.models.drafters.interface import DraftModel
 
 
 class RecordOptions(msgspec.Struct, frozen=True):
@@ -77,6 +80,41 @@ class Model(ABC):
     def forward(self, rec: Recorder, options: RecordOptions) -> Value:
         """Write one step in ops and return its logits, or a pooling model's rows."""
 
+    @property
+    def n_tap_layers(self) -> int:
+        """Layers whose residual stream a drafter may read, but for the last; 0: it has none, or not one stream."""
+        return 0
+
+    def ends(self) -> tuple[str, str]:
+        """Return the names of the embedding and of the head, which a drafter may share.
+
+        Raises:
+            UnsupportedModel: the model has no such two matrices.
+        """
+        raise UnsupportedModel(
+            f"models: no drafter can share {self.info.architecture}'s head; speculate in another way"
+        )
+
+    def check_taps(self, taps: Sequence[int]) -> None:
+        """Check that the layers' residual streams can be read; -1 is the embeddings.
+
+        Raises:
+            UnsupportedModel: one cannot; the last layer's never can.
+        """
+        n = 0 if self.pooling is not None else self.n_tap_layers
+        if taps and not n:
+            raise UnsupportedModel(
+                f"models: {self.info.architecture} has no residual stream for drafters; speculate in another way"
+            )
+        for i in taps:
+            if not -1 <= i < n - 1:
+                raise UnsupportedModel(
+                    f"models: {self.info.architecture}: tap {i} is none of its layers -1 (embeddings) to {n - 2}; "
+                    "choose others"
+                )
+        if len(set(taps)) < len(taps):
+            raise UnsupportedModel(f"models: taps {list(taps)} name a layer twice; name each once")
+
     def mtp_weights(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each weight that only the model's own draft head reads; none for a model without.
 
@@ -101,17 +139,34 @@ class Model(ABC):
         max_len_tokens: int | None = None,
         norm_weights_include_one: bool = False,
         keeps_hidden: bool = False,
+        drafter: "DraftModel | None" = None,
+        taps: Sequence[int] = (),
     ) -> Program:
         """Record a step for weights of the given shapes and formats.
 
-        With `keeps_hidden` it gives out, beside the logits, what a draft head reads of every token.
+        With `keeps_hidden` it gives out, beside the logits, what a draft head reads of every token. With a `drafter` it
+        computes and keeps, or gives out, what that reads; its tensors are among `tensors`. With `taps` it gives out the
+        residual streams after those layers (-1: the embeddings) and the final normed rows, side by side: for training.
 
         Raises:
             ModelFileError: a weight is missing or has another shape than the config asks for.
             ShapeError: the config's sizes do not fit an op's contract.
+            UnsupportedModel: a layer cannot be tapped.
         """
-        rec = self._recorder(tensors, self.expected_weights(), compute_dtype, keeps_hidden=keeps_hidden)
-        output = self.forward(rec, self._options(max_len_tokens, norm_weights_include_one))
+        assert drafter is None or not taps, "taps are for training; a drafter says its own"
+        read = taps if drafter is None else drafter.taps
+        self.check_taps(read)
+        keeps_hidden = keeps_hidden or bool(taps) or (drafter is not None and drafter.reads_hidden)
+        wanted = self.expected_weights() if drafter is None else self.expected_weights() | drafter.context_weights()
+        rec = self._recorder(tensors, wanted, compute_dtype, keeps_hidden=keeps_hidden, taps=read)
+        options = self._options(max_len_tokens, norm_weights_include_one)
+        output = self.forward(rec, options)
+        if taps:
+            rec.give_out(_joined(rec, [*rec.tapped(), *([] if rec.hidden is None else [rec.hidden])]))
+        if drafter is not None:
+            given = drafter.record_context(rec, options, rec.tapped(), self.info.next_layer)
+            if given is not None:
+                rec.give_out(given)
         return rec.finish(output, is_pooling=self.pooling is not None)
 
     def record_mtp(
@@ -140,11 +195,24 @@ class Model(ABC):
         return RecordOptions(length, norm_weights_include_one)
 
     def _recorder(
-        self, tensors: Mapping[str, Tensor], wanted: Iterable[str], compute_dtype: ComputeDtype, *, keeps_hidden: bool
+        self,
+        tensors: Mapping[str, Tensor],
+        wanted: Iterable[str],
+        compute_dtype: ComputeDtype,
+        *,
+        keeps_hidden: bool,
+        taps: Sequence[int] = (),
     ) -> Recorder:
         # Only what is read is looked at: what may be ignored can have a format that nothing reads.
         needed = {name: tensors[name] for name in wanted if name in tensors}
         shapes = {name: tuple(tensor.shape) for name, tensor in needed.items()}
         formats = {name: tensor.format for name, tensor in needed.items()}
         dtype = ComputeDtype(compute_dtype)
-        return Recorder(self.info.architecture, shapes, formats, dtype, keeps_hidden=keeps_hidden)
+        return Recorder(self.info.architecture, shapes, formats, dtype, keeps_hidden=keeps_hidden, taps=taps)
+
+
+def _joined(rec: Recorder, rows: Sequence[Value]) -> Value:
+    found = rows[0]
+    for other in rows[1:]:
+        found = rec.join(found, other)
+    return found

@@ -68,7 +68,8 @@ class Recorder:
     """Records one program. Owner: the function that records a model; it lives for one recording.
 
     `shapes` and `formats` describe the weights that may be named. Each method records the op of its name. With
-    `keeps_hidden`, the program gives out what a draft head reads of each token.
+    `keeps_hidden`, the program gives out what a draft head reads of each token; `taps` are layers whose rows a drafter
+    reads.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class Recorder:
         compute_dtype: ComputeDtype,
         *,
         keeps_hidden: bool = False,
+        taps: Sequence[int] = (),
     ) -> None:
         self.keeps_hidden = keeps_hidden
+        self._taps: dict[int, Value | None] = dict.fromkeys(taps)
         self._name = name
         self._shapes = shapes
         self._formats = formats
@@ -367,6 +370,28 @@ class Recorder:
             raise ShapeError(f"ops.program: {self._name}: rows are given out twice, or unasked; see keeps_hidden")
         self._hidden = x
         return self.select_rows(x)
+
+    def tap(self, layer: int, x: Value) -> None:
+        """Say what the rows after a layer are (-1: of the embeddings), for a drafter that reads them."""
+        if layer in self._taps:
+            self._taps[layer] = x
+
+    def tapped(self) -> list[Value]:
+        """Return the rows of each tap, in the order of `taps`."""
+        found = [(layer, x) for layer, x in self._taps.items()]
+        for layer, x in found:
+            if x is None or x.rows is not Dim.TOKENS:
+                raise ShapeError(f"ops.program: {self._name}: no rows of all tokens are said of layer {layer}")
+        return [x for _, x in found if x is not None]
+
+    def give_out(self, x: Value) -> None:
+        """Give rows of all tokens out beside the result, in place of what `keep_hidden` said."""
+        self._hidden = x
+
+    @property
+    def hidden(self) -> Value | None:
+        """What is given out beside the result."""
+        return self._hidden
 
     def finish(self, output: Value, *, is_pooling: bool = False) -> Program:
         """Return the program whose result is `output`: logits, or a pooling model's rows.
