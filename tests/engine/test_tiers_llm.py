@@ -4,6 +4,8 @@ import io
 import json
 
 import pytest
+from test_kimi_llm import KIMI_LINEAR
+from test_recurrent_llm import TEXT as HYBRID
 
 from tiercel import LLM, SamplingParams
 from tiercel.base.config import EngineOptions, engine_options
@@ -55,6 +57,20 @@ def test_a_prompt_outlives_the_engine_bit_for_bit(folder, tmp_path):
         assert third.num_cached_tokens == 0
     assert (tmp_path.stat().st_mode & 0o077) in (0, 0o055)  # the folder is the person's; what is in it is not others'
     assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("config", [HYBRID, KIMI_LINEAR], ids=["qwen3_5", "kimi_linear"])
+def test_a_prompt_of_a_model_with_recurrent_state_outlives_the_engine_too(config, tmp_path):
+    folder = str(write_tiny_model(tmp_path / "model", config=config))
+    with LLM(folder, **SMALL) as llm:
+        want = answer(llm)[1]
+    tiers = [tier(tmp_path / "kv")]
+    for n_cached in (0, 96):
+        with LLM(folder, kv_tiers=tiers, **SMALL) as llm:
+            output, got = answer(llm)
+        assert got == want
+        assert output.num_cached_tokens == n_cached
+    assert output.cached_by_tier == {"1:disk": 96}
 
 
 @pytest.mark.parametrize("changes", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "float32"}, {"block_size": 32}])

@@ -131,11 +131,6 @@ def _make_tiers(plan: Plan, specs: "tuple[TierSpec, ...]", runner: "NativeRunner
     from tiercel.kv.tiers.identity import TierIdentity
     from tiercel.kv.tiers.placed import place_tiers
 
-    if plan.info.state_layers:
-        raise ConfigError(
-            f"kv_tiers: {plan.info.architecture} has layers with recurrent state, which no tier keeps yet, and pages "
-            "without it are of no use after a restart; leave kv_tiers out"
-        )
     group = runner.page_group
     if group is None or not plan.is_prefix_caching or runner.limits.needs_whole:
         raise ConfigError(
