@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tier_bench import ROOMY, TierBench, disk, scripted
+from tier_bench import ROOMY, TierBench, disk, heard_stores, scripted
 
 from tiercel.kv.tiers.identity import object_key
 from tiercel.protocol.params import SamplingParams
@@ -63,6 +63,20 @@ def test_a_state_larger_than_a_disks_queue_is_found_again_after_a_restart(tmp_pa
     second = make_bench(disk(tmp_path))
     assert ask(second, "a", words(50)) == 48
     second.close()
+
+
+def test_the_state_of_a_pinned_prompt_is_pinned_too():
+    bench = make_bench(scripted())
+    stored = heard_stores(bench)
+    ask(bench, "a", words(50))
+    assert not any(item.is_pinned for item in stored)
+    stored.clear()
+    ask(bench, "b", words(50), cache_hint={"pin": True})
+    assert [item.key for item in stored if item.group_idx == 1 and item.is_pinned] == [
+        object_key(keys_of(bench, words(50))[11], "state")
+    ]
+    bench.scheduler.states.expire(float("inf"))
+    bench.close_pinned()
 
 
 def test_states_are_not_copied_for_a_tier_that_just_refused_one():

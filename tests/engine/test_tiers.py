@@ -2,7 +2,7 @@
 
 import pytest
 from engine_kit import Bench
-from tier_bench import TierBench, disk, scripted
+from tier_bench import TierBench, disk, heard_stores, scripted
 
 from tiercel.kv.page_keys import extend, root_key
 from tiercel.kv.tiers.interface import Answer
@@ -318,6 +318,43 @@ def test_a_pinned_prompt_is_stored_at_first_sight_and_outlives_others_in_the_poo
     bench.run()
     assert bench.core.snapshot.n_pages_pinned == 0
     bench.close()
+
+
+def test_a_pinned_prompt_outlives_others_on_disk_as_long_as_its_pin_and_a_restart(tmp_path):
+    limits = make_limits(n_pages=16)
+    bench = TierBench(disk(tmp_path, capacity_bytes=6000), limits=limits)
+    bench.add("a", range(15), max_tokens=2, cache_hint={"pin": True, "ttl_s": 1000})
+    bench.run()
+    bench.close_pinned()
+    for round_ in range(2):
+        bench = TierBench(disk(tmp_path, capacity_bytes=6000), limits=limits)
+        for i in range(8):
+            bench.add(f"o{i}", range(20 * (i % 4), 20 * (i % 4) + 20), max_tokens=2 + round_, salt=str((i, round_)))
+            bench.run()
+        bench.close()
+    assert bench.core.snapshot.tiers[0].counters.n_evicted > 0
+    bench = TierBench(disk(tmp_path, capacity_bytes=6000), limits=limits)
+    bench.add("b", range(15), max_tokens=2)
+    bench.run()
+    assert bench.finals["b"].cached_by_tier == {"1:disk": 12}
+    bench.close()
+
+
+def test_a_pin_of_what_a_tier_has_already_is_told_once_and_again_when_half_of_it_is_over():
+    bench = TierBench(scripted())
+    stored = heard_stores(bench)
+    pin = {"cache_hint": {"pin": True, "ttl_s": 100}}
+    for name, more, n_told in (("a", {}, 0), ("b", pin, 3), ("c", pin, 0), ("d", {}, 0)):
+        stored.clear()
+        bench.add(name, range(15), max_tokens=2, **more)
+        bench.run()
+        assert sum(item.is_pinned for item in stored) == n_told, name
+    bench.clock.advance(60)
+    stored.clear()
+    bench.add("e", range(15), max_tokens=2, **pin)
+    bench.run()
+    assert [95 < item.ttl_s <= 100 for item in stored] == [True] * 3
+    bench.close_pinned()
 
 
 def test_a_pin_gives_way_to_whoever_needs_the_room():

@@ -46,6 +46,19 @@ def scripted(*, lies=None, capacity_bytes=ROOMY, keeps=None, rest_s=30.0, **plac
     return make
 
 
+def heard_stores(bench):
+    """Give a list that gets whatever the first tier is given from now on."""
+    tier, heard = bench.tiers._rig.tiers[0].tier._tier, []
+    submit_store = tier.submit_store
+
+    def submit(job):
+        heard.extend(job.items)
+        submit_store(job)
+
+    tier.submit_store = submit
+    return heard
+
+
 class TierSteps:
     """Of a bench: steps until all has ended, and waits for tiers that have threads by their wake-ups."""
 
@@ -110,6 +123,11 @@ class TierSteps:
     def close(self):
         self.assert_idle()
         self.core.shutdown()
+
+    def close_pinned(self):
+        """Close what still keeps prompts in its pool."""
+        self.scheduler.pins.clear()
+        self.close()
 
 
 class TierBench(TierSteps, Bench):

@@ -305,6 +305,10 @@ def test_a_time_to_live_is_the_servers_and_a_pin_outlives(server, opened):
     assert client.pttl(name_of(namespace, 1)) > 1_000_000
     client.pexpire(name_of(namespace, 1), 0)
     assert tier.load([1])[0].outcome is Outcome.ABSENT
+    tier.submit_store([3], is_pinned=True, ttl_s=1000.0)
+    tier.submit_store([4], is_pinned=True, ttl_s=0.001)
+    tier.finish()
+    assert client.pttl(name_of(namespace, 3)) == -1, "a pin ends, its object does not"
     tier.store(range(100, 130))
-    assert client.exists(name_of(namespace, 2)) == 1
+    assert [client.exists(name_of(namespace, i)) for i in (2, 3, 4)] == [1, 1, 0]
     client.close()

@@ -483,9 +483,10 @@ class Scheduler:
                 if found is not None:
                     self.states.store.pin(found)
                     step.loads.append((sequence, found))
-                    self._offer_state(sequence, found)
             del self.waiting[i]
             self._tell_tiers(sequence, hit_ids[:n_hits])
+            if found is not None:
+                self._offer_state(sequence, found)
             self._count_admission(sequence, n_hits * self._page_size, now_s)
             step.admitted.append(sequence)
             step.hits.append((sequence, keys[:n_hits]))

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from tiercel.engine.pins import DEFAULT_TTL_S
+
 if TYPE_CHECKING:
     from tiercel.engine.request import Sequence
     from tiercel.kv.tiers.page_tiers import PageTiers
@@ -18,5 +20,7 @@ def ask_of(sequence: "Sequence", tiers: "PageTiers", page_size_tokens: int) -> "
             ask.load_from = tiers.places([(kind.medium, kind.locality) for kind in wishes.kv_load_tiers])
         if wishes.max_offload_tokens is not None:
             ask.n_store_pages = wishes.max_offload_tokens // page_size_tokens
-    ask.stores_now = hint is not None and hint.pin
+    if hint is not None and hint.pin:
+        ask.stores_now, ask.n_pinned_pages = True, sequence.n_prompt // page_size_tokens
+        ask.pin_s = DEFAULT_TTL_S if hint.ttl_s is None else hint.ttl_s
     return ask

@@ -7,7 +7,7 @@
 `NS` in braces is a hash tag: all of it lies in one slot. Index, sum and objects change together, in scripts that the
 server runs whole; so any number of engines may share them, and a server that is emptied is empty and not confused.
 A score is the server's time of the last use less a millisecond for each page before the object in its chain: of one
-chain the tail goes first. Requires: the server's own eviction takes no key without an expiry (`maxmemory-policy`
+chain the tail goes first. A pin is a use at the time when it ends: until then all that is not pinned goes before it. Requires: the server's own eviction takes no key without an expiry (`maxmemory-policy`
 `noeviction` or one of `volatile-*`), else the sum may be lost, and with it the bound.
 """
 
@@ -26,7 +26,7 @@ from tiercel_tier_valkey.options import ValkeyOptions
 # An object's name is kept twice; the rest is what the server was seen to take for an entry of its table and the index.
 _ENTRY_BYTES = 160
 
-_PIN_S = 10**10  # what a pin adds to a score: more than any time
+_PIN_S = 10**10  # what a pin without an end adds to a score: more than any time
 
 # Where nothing is given up, SET is the first to write: a server without memory refuses a script's first write only.
 _STORE = """
@@ -129,8 +129,10 @@ class ValkeyServer:
         with self._client.pipeline(transaction=False) as pipe:
             for item in items:
                 name, charge = self._name(item.key, item.group_idx), self._charges[item.group_idx]
-                ttl_ms = 0 if item.ttl_s is None else max(1, ceil(item.ttl_s * 1000))
-                words = (capacity_bytes, charge, item.depth, item.data, _PIN_S * item.is_pinned, ttl_ms)
+                ttl_s = 0.0 if item.ttl_s is None else max(0.001, item.ttl_s)
+                pin_s = (ttl_s or _PIN_S) if item.is_pinned else 0
+                ttl_ms = 0 if item.is_pinned else ceil(ttl_s * 1000)
+                words = (capacity_bytes, charge, item.depth, item.data, pin_s, ttl_ms)
                 pipe.eval(_STORE, 3, self._index, self._used, name, *words)
             told = pipe.execute()
         return Held(told[-1][0], told[-1][1], sum(one[2] for one in told))

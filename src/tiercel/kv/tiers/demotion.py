@@ -204,13 +204,13 @@ class Demotions:
                 found.append((page_ids[0], key))
         data = self._rig.pages.read_pages([page_id for page_id, _ in found])
         return [
-            StoreItem(key, PAGES, self._depths[page_id], one)
+            self._rig.pinned.item(key, key, PAGES, self._depths[page_id], one)
             for (page_id, key), one in zip(found, data, strict=True)
         ]  # fmt: skip
 
     def _item(self, page_id: int, key: bytes) -> StoreItem:
         (data,) = self._rig.pages.read_pages([page_id])
-        return StoreItem(key, PAGES, self._depths[page_id], data)
+        return self._rig.pinned.item(key, key, PAGES, self._depths[page_id], data)
 
     def _store(self, place: int, items: Iterable[StoreItem]) -> None:
         rig, placed = self._rig, self._rig.tiers[place]

@@ -62,6 +62,7 @@ class DiskTier(DiskState):
         self._folder = ObjectFolder(path, self._format, ops, self._buffers)
         self._neighbours = Neighbours(self._folder.path, capacity_bytes, ops)
         self._hints: dict[bytes, Hint] = {}  # the writer's, from opening until the first scan
+        self._hinted_ns = 0  # when they were written
         self._is_found = False  # what was found is told once
         self._claim: int | None = None  # the writer's
         self._threads = [Thread(target=self._write_loop, name="tiercel-kv-write", daemon=True)]
@@ -132,7 +133,7 @@ class DiskTier(DiskState):
                 self._note_absent(key)
             elif key not in self._index and key not in self._storing:
                 n_bytes = self._format.record_bytes(found.group_idx)
-                victims = None if self._index.has_expired(key, found.expires_s) else self._index.make_room(n_bytes)
+                victims = None if self._index.has_expired(key, found.ends_s) else self._index.make_room(n_bytes)
                 if victims is None:
                     self._note_absent(key)  # too old, or written by somebody with more room than we may use
                 else:
@@ -146,7 +147,7 @@ class DiskTier(DiskState):
             if generation != self._generation:
                 return
             for load, head, data, outcome, reason, time_s in ends:
-                if head is not None and self._index.has_expired(load.key, head.expires_s):
+                if head is not None and self._index.has_expired(load.key, head.ends_s):
                     data, outcome = None, Outcome.ABSENT
                 elif data is None:
                     self._index.forget(load.key)
@@ -297,7 +298,7 @@ class DiskTier(DiskState):
     def _clear(self) -> None:
         """Remove every object's file."""
         try:
-            self._remove([key for key, _ in self._folder.scan()])
+            self._remove([key for key, _, _ in self._folder.scan()])
         except OSError as error:
             self._note_missing(error)
         with self._changed:
@@ -308,8 +309,9 @@ class DiskTier(DiskState):
         try:
             if not self._is_open:
                 self._open()
-                self._hints = read_hints(self._folder.read_index(), self._identity.name())
-            found = self._examine_all(dict(self._folder.scan()))
+                data, self._hinted_ns = self._folder.read_index()
+                self._hints = read_hints(data, self._identity.name())
+            found = self._examine_all(list(self._folder.scan()))
             self._neighbours.count()
         except OSError as error:
             self._note_missing(error)
@@ -359,15 +361,16 @@ class DiskTier(DiskState):
         self._claim = self._folder.claim()
         self._is_open = True
 
-    def _examine_all(self, sizes: dict[bytes, int]) -> dict[bytes, Found]:
-        """Return what the files that a scan found (key -> length) say, without those that had to be removed."""
+    def _examine_all(self, files: list[tuple[bytes, int, int]]) -> dict[bytes, Found]:
+        """Return what the files that a scan found (key, length, time) say, without those that had to be removed."""
         with self._changed:
-            found = {key: Found(n_bytes, 0) for key, n_bytes in sizes.items() if self._index.knows(key)}
-        for key, n_bytes in sizes.items():
+            found = {key: Found(n_bytes, 0) for key, n_bytes, _ in files if self._index.knows(key)}
+        for key, n_bytes, written_ns in files:
             hint = self._hints.get(key)
             if key in found:
                 continue  # what is known of it stays
-            if hint is not None and hint.n_bytes == n_bytes:
+            # A file that is younger was written by a process that was killed, and may be pinned since.
+            if hint is not None and hint.n_bytes == n_bytes and written_ns <= self._hinted_ns:
                 found[key] = Found(n_bytes, hint.depth, hint.is_pinned, hint.expires_s)
             else:
                 # One by one: of 100,000 files that are not cached (12 s) threads save nothing, and cost if they are.

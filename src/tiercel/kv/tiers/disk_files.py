@@ -95,12 +95,13 @@ class FileOps:
         """Remove a file."""
         path.unlink()
 
-    def list(self, path: Path) -> Iterator[tuple[str, int]]:
-        """Yield name and length of a folder's files."""
+    def list(self, path: Path) -> Iterator[tuple[str, int, int]]:
+        """Yield name, length and time (nanoseconds of Unix time) of a folder's files."""
         with os.scandir(path) as found:
             for entry in found:
                 if entry.is_file(follow_symlinks=False):
-                    yield entry.name, entry.stat(follow_symlinks=False).st_size
+                    status = entry.stat(follow_symlinks=False)
+                    yield entry.name, status.st_size, status.st_mtime_ns
 
 
 class ObjectFolder:
@@ -198,27 +199,28 @@ class ObjectFolder:
         with suppress(FileNotFoundError):
             self._ops.unlink(self.path_of(key))
 
-    def scan(self) -> Iterator[tuple[bytes, int]]:
-        """Yield key and file length of every object, and remove what dead writers left."""
-        self._clean_all(self.path, [name for name, _ in self._ops.list(self.path)])
+    def scan(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield key, file length and time of every object, and remove what dead writers left."""
+        self._clean_all(self.path, [name for name, _, _ in self._ops.list(self.path)])
         for i in range(256):
             folder = self.path / f"{i:02x}"
             try:
                 names = list(self._ops.list(folder))
             except FileNotFoundError:
                 continue
-            for name, n_bytes in names:
+            for name, n_bytes, written_ns in names:
                 key = key_of_file(name)
                 if key is not None and key[0] == i:
-                    yield key, n_bytes
-            self._clean_all(folder, [name for name, _ in names])
+                    yield key, n_bytes, written_ns
+            self._clean_all(folder, [name for name, _, _ in names])
 
-    def read_index(self) -> bytes | None:
-        """Return what `write_index` wrote, if anything can be read."""
+    def read_index(self) -> tuple[bytes | None, int]:
+        """Return what `write_index` wrote, if anything can be read, and when."""
         try:
-            return bytes(self._ops.read(self.path / INDEX, 1 << 28))
+            written_ns = (self.path / INDEX).lstat().st_mtime_ns
+            return bytes(self._ops.read(self.path / INDEX, 1 << 28)), written_ns
         except OSError:
-            return None
+            return None, 0
 
     def write_index(self, data: bytes) -> None:
         """Publish the hints. Raises OSError."""

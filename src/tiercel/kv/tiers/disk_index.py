@@ -1,7 +1,7 @@
 """The index of a tier: what is believed to be held, and what goes when room is needed. Knows no file.
 
 First goes what has expired, then what is worth least, and what is pinned when nothing else is left. What has expired is
-not found any more, and counts until it is dropped.
+not found any more, and counts until it is dropped; a pin that has ended leaves an object as others.
 
 Invariants, verified by `check`: `used_bytes` is the sum of the objects' lengths; no object was used after `tick`.
 """
@@ -26,12 +26,17 @@ _SLACK = 1 / 64
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a file says of its object. `expires_s` is Unix time, or None: never."""
+    """What a file says of its object. `expires_s`, of a pinned one its pin's end, is Unix time, or None: never."""
 
     n_bytes: int
     depth: int
     is_pinned: bool = False
     expires_s: int | None = None
+
+    @property
+    def ends_s(self) -> int | None:
+        """When nobody gets it any more; None: never."""
+        return None if self.is_pinned else self.expires_s
 
 
 @dataclass(slots=True)
@@ -44,6 +49,11 @@ class Known:
     tick: int
     is_pinned: bool
     expires_s: int | None
+
+    @property
+    def ends_s(self) -> int | None:
+        """When nobody gets it any more; None: never."""
+        return None if self.is_pinned else self.expires_s
 
 
 class Hint(msgspec.Struct, array_like=True, frozen=True):
@@ -74,20 +84,19 @@ class DiskIndex:
 
     def __contains__(self, key: bytes) -> bool:
         known = self._known.get(key)
-        return known is not None and (known.expires_s is None or known.expires_s > self._wall())
+        return known is not None and not self._is_past(known.ends_s)
 
     def knows(self, key: bytes) -> bool:
         """Say whether an object is counted, expired or not."""
         return key in self._known
 
-    def has_expired(self, key: bytes, expires_s: int | None) -> bool:
+    def has_expired(self, key: bytes, ends_s: int | None) -> bool:
         """Say whether an object is too old, by what is known of it, or else by what its file says."""
         known = self._known.get(key)
-        end_s = expires_s if known is None else known.expires_s
-        return end_s is not None and end_s <= self._wall()
+        return self._is_past(ends_s if known is None else known.ends_s)
 
     def expiry(self, ttl_s: float | None) -> int | None:
-        """Return when an object ends that is stored now: a whole second of Unix time, not before its time to live."""
+        """Return when an object, or its pin, ends that is stored now: a whole second of Unix time, not too early."""
         return None if ttl_s is None else max(1, ceil(self._wall() + ttl_s))
 
     def advance(self) -> int:
@@ -103,10 +112,13 @@ class DiskIndex:
         self.used_bytes += found.n_bytes
 
     def renew(self, key: bytes, *, is_pinned: bool, expires_s: int | None) -> None:
-        """Note that a known object was stored once more: the later end counts, and a pin stays."""
+        """Note that a known object was stored once more: a pin counts before none, and of two ends the later one."""
         known = self._known[key]
-        known.is_pinned |= is_pinned
-        known.expires_s = None if None in (known.expires_s, expires_s) else max(known.expires_s or 0, expires_s or 0)
+        if is_pinned is known.is_pinned:
+            ends = known.expires_s, expires_s
+            known.expires_s = None if None in ends else max(known.expires_s or 0, expires_s or 0)
+        elif is_pinned:
+            known.is_pinned, known.expires_s = True, expires_s
 
     def forget(self, key: bytes) -> None:
         """Drop an object, if it is known."""
@@ -139,8 +151,7 @@ class DiskIndex:
 
     def drop_expired(self) -> list[bytes]:
         """Drop the objects that have expired; return their keys."""
-        now_s = self._wall()
-        ended = [key for key, known in self._known.items() if known.expires_s is not None and known.expires_s <= now_s]
+        ended = [key for key, known in self._known.items() if self._is_past(known.ends_s)]
         for key in ended:
             self.forget(key)
         return ended
@@ -164,10 +175,9 @@ class DiskIndex:
         excess += int(self.capacity_bytes * _SLACK)
         half_life = max(_HALF_LIFE_MIN, len(self._known))
         candidates = [key for key in self._known if key not in keep]
-        now_s = self._wall()
         n_most = min(len(candidates), 1 + excess // max(1, min(k.n_bytes for k in self._known.values())))
         victims = []
-        for key in nsmallest(n_most, candidates, key=lambda key: self._score(key, half_life, now_s)):
+        for key in nsmallest(n_most, candidates, key=lambda key: self._score(key, half_life)):
             if excess <= 0:
                 break
             excess -= self._known[key].n_bytes
@@ -189,11 +199,15 @@ class DiskIndex:
         assert self.used_bytes == sum(k.n_bytes for k in self._known.values()), "kv.tiers: the index is miscounted"
         assert all(k.tick <= self._tick for k in self._known.values()), "kv.tiers: an object used in the future"
 
-    def _score(self, key: bytes, half_life: int, now_s: float) -> tuple[bool, float]:
+    def _is_past(self, unix_s: int | None) -> bool:
+        return unix_s is not None and unix_s <= self._wall()
+
+    def _score(self, key: bytes, half_life: int) -> tuple[bool, float]:
         known = self._known[key]
-        if known.expires_s is not None and known.expires_s <= now_s:
+        if self._is_past(known.ends_s):
             return False, -1.0
-        return known.is_pinned, keep_score(known.n_uses, self._tick - known.tick, known.depth, half_life)
+        is_kept = known.is_pinned and not self._is_past(known.expires_s)
+        return is_kept, keep_score(known.n_uses, self._tick - known.tick, known.depth, half_life)
 
 
 def read_hints(data: bytes | None, identity_name: str) -> dict[bytes, Hint]:

@@ -221,7 +221,7 @@ def _judge(folder: Path, file: ObjectFile, record: bytes) -> Verdict:
         return Verdict(file, f"it belongs to {identity_name}", kind)
     if head.key != file.key:
         return Verdict(file, "it is another object's", kind)
-    return Verdict(file, None, kind, head.expires_s is not None and head.expires_s <= time.time())
+    return Verdict(file, None, kind, head.ends_s is not None and head.ends_s <= time.time())
 
 
 def _read(path: Path) -> bytes:

@@ -67,9 +67,9 @@ class Outcome(Enum):
 class StoreItem:
     """One object to store. `depth` is the number of pages before it in its chain: heads (0) are worth the most.
 
-    A request's `cache_hint` comes here: what is pinned is given up only when all else is gone, and nobody gets what is
-    older than its `ttl_s` (None: no limit). Storing what is held already renews both: the later end counts, and a pin
-    stays until then.
+    A request's `cache_hint` comes here: what is pinned is given up only when all else is gone, for `ttl_s` (None: for
+    ever), and then is an object as others. Of what is not pinned, nobody gets what is older than its `ttl_s` (None: no
+    limit). Storing what is held already renews it: a pin counts, or else the later end; and of two pins the later end.
     """
 
     key: bytes

@@ -116,6 +116,7 @@ class PageTiers:
         """
         n_max = len(keys) if ask.n_store_pages is None else min(len(keys), ask.n_store_pages)
         if is_first:
+            self._pin(ask, keys)
             self._demotions.see(keys[:n_max], is_worthy=ask.stores_now)
         n = min(n_max, len(hit_ids))
         self._demotions.offer(keys[:n], hit_ids[:n])
@@ -182,6 +183,7 @@ class PageTiers:
         for placed in self._rig.tiers:
             placed.tier.reset()
         self._demotions.reset()
+        self._rig.pinned.clear()
         if self.states is not None:
             self.states.reset()
 
@@ -240,6 +242,16 @@ class PageTiers:
             self.states.check()
         for placed in self._rig.tiers:
             placed.tier.check()
+
+    def _pin(self, ask: Ask, keys: Sequence[bytes]) -> None:
+        """See to it that the tiers hear of a pin, also those that have the objects."""
+        if ask.pin_s is None:
+            return
+        for key in self._rig.pinned.pin(keys[: ask.n_pinned_pages], ask.pin_s):
+            for place in range(len(self._rig.tiers)):
+                self._demotions.note_missed(place, key)
+                if self.states is not None:
+                    self.states.note_unstored(place, key)
 
     def _note_missed(self) -> None:
         for place, key in self._promotions.missed:

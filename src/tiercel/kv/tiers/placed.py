@@ -11,6 +11,7 @@ from typing import Protocol
 from tiercel.kv.page_pool import PagePool
 from tiercel.kv.tiers.identity import TierIdentity
 from tiercel.kv.tiers.interface import Bytes, Clock, Tier, Wake
+from tiercel.kv.tiers.pinned import PinnedKeys
 from tiercel.kv.tiers.policy import RateMeter, Rates
 from tiercel.kv.tiers.registry import TierSpec, make_tier
 
@@ -85,12 +86,14 @@ class Rig:
     tallies: list[TierTally] = field(init=False)
     load_meters: list[RateMeter] = field(init=False)
     prefill_meter: RateMeter = field(init=False)
+    pinned: PinnedKeys = field(init=False)
     ask_meter: RateMeter = field(init=False)  # seconds of computing found, a second of waiting for answers
     _n_jobs: int = 0
 
     def __post_init__(self) -> None:
         self.tallies = [TierTally() for _ in self.tiers]
         self.load_meters = [RateMeter(_PRIOR_LOAD_BYTES, _PRIOR_LOAD_S, _LOAD_HALF_LIFE_S) for _ in self.tiers]
+        self.pinned = PinnedKeys(self.clock)
         self.ask_meter = RateMeter(_PRIOR_FOUND_S, _PRIOR_ASKED_S, _LOAD_HALF_LIFE_S)
         self.prefill_meter = RateMeter(_PRIOR_TOKENS, _PRIOR_TOKENS_S, _PREFILL_HALF_LIFE_S)
 

@@ -36,15 +36,17 @@ _N_WRITTEN = 32
 @dataclass(slots=True, eq=False)
 class Ask:
     """What one sequence wants of the tiers. Owner: the sequence; only this module, and `kv.tiers.states` its own lines,
-    change what has a default below the first three.
+    change what stands below the empty line.
 
     `load_from`: the places of the tiers it may load from; None: all. `n_store_pages`: pages of its beginning that may
-    be stored; None: all. `stores_now`: at first sight.
+    be stored; None: all. `stores_now`: at first sight. `pin_s`: for how long `n_pinned_pages` of it are to be kept.
     """
 
     load_from: frozenset[int] | None = None
     n_store_pages: int | None = None
     stores_now: bool = False
+    pin_s: float | None = None
+    n_pinned_pages: int = 0
 
     begun_s: float | None = None
     asked_at: int = -1  # the news when it last asked

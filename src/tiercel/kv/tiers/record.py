@@ -30,13 +30,18 @@ class InvalidRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RecordHead:
-    """What a header says of its object. `expires_s` is Unix time, or None: never."""
+    """What a header says of its object. `expires_s`, of a pinned one its pin's end, is Unix time, or None: never."""
 
     key: bytes
     group_idx: int
     depth: int
     is_pinned: bool = False
     expires_s: int | None = None
+
+    @property
+    def ends_s(self) -> int | None:
+        """When nobody gets it any more; None: never."""
+        return None if self.is_pinned else self.expires_s
 
 
 class RecordFormat:

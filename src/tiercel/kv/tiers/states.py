@@ -25,7 +25,6 @@ from tiercel.kv.tiers.interface import (
     LoadItem,
     LoadJob,
     Outcome,
-    StoreItem,
     StoreJob,
 )
 from tiercel.kv.tiers.placed import Rig
@@ -135,6 +134,10 @@ class StateTiers:
             if len(self._queue) > _N_QUEUED:
                 del self._queue[next(iter(self._queue))]
 
+    def note_unstored(self, place: int, key: PageKey) -> None:
+        """Note that a tier is to be given a state once more."""
+        self._stored[place].pop(key, None)
+
     def take(self, place: int, result: KeyResult) -> None:
         """Take what a tier says of a state that it was asked to load, or given."""
         stored = self._jobs.pop(result.job_id, None)
@@ -175,7 +178,7 @@ class StateTiers:
             (data,) = self._states.read_states([snapshot.place_idx])
             rig = self._rig
             depth = snapshot.n_tokens // rig.pool.page_size_tokens
-            item = StoreItem(object_key(key, _GROUP_NAME), STATES, depth, data)
+            item = rig.pinned.item(key, object_key(key, _GROUP_NAME), STATES, depth, data)
             for place in places:
                 job_id = rig.next_job_id()
                 self._jobs[job_id] = place, key

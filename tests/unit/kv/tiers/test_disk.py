@@ -1,5 +1,6 @@
 """The disk tier: what survives a restart, what goes first, and what waits for what."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -158,6 +159,35 @@ def test_a_time_to_live_and_a_pin_hold_over_a_restart(tmp_path, keeps_index):
         tier.store(range(100, 130))
         assert tier.lookup(2) is Answer.HIT, "a pin outlives what is used more lately"
         assert key_of(1).hex() not in {path.stem for path in files(tmp_path)}
+
+
+@pytest.mark.parametrize("index", [None, "stale"])
+def test_a_pin_outlives_a_process_that_is_killed_and_ends_at_its_time(tmp_path, index):
+    """A killed process leaves no index, or that of the one before it, which knew the object without its pin."""
+    wall, path = VirtualClock(1000.0), tmp_path / IDENTITY.name() / "index"
+    with opened(tmp_path, capacity_bytes=20_000, wall=wall) as tier:
+        tier.store([1])
+    kept = path.read_bytes()
+    written_ns = path.stat().st_mtime_ns
+    file = next(file for file in files(tmp_path) if file.stem == key_of(1).hex())
+    file.unlink()
+    with opened(tmp_path, capacity_bytes=20_000, wall=wall) as tier:
+        tier.submit_store([1], is_pinned=True, ttl_s=50.0)
+        tier.finish()
+    path.unlink()
+    if index == "stale":
+        path.write_bytes(kept)
+        os.utime(path, ns=(written_ns, written_ns))
+        os.utime(file, ns=(written_ns + 1, written_ns + 1))
+    with opened(tmp_path, capacity_bytes=20_000, wall=wall) as tier:
+        for i in range(100, 160):
+            tier.store([i])
+        assert tier.lookup(1) is Answer.HIT
+        wall.advance(50.0)
+        assert tier.lookup(1) is Answer.HIT, "a pin ends, its object does not"
+        for i in range(200, 260):
+            tier.store([i])
+        assert tier.lookup(1) is Answer.MISS
 
 
 def test_what_another_process_stored_with_a_time_to_live_ends_for_everybody(tmp_path):

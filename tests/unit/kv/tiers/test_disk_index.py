@@ -119,11 +119,12 @@ def test_what_has_expired_goes_first_and_is_not_found():
     assert b"short" not in index
     assert (len(index), index.used_bytes) == (3, 90)
     assert index.make_room(20) == [b"short"]
+    index.add(b"short", Found(30, 0, expires_s=index.expiry(1)))
     clock.advance(9.0)
-    assert b"pinned" not in index
-    assert index.drop_expired() == [b"pinned"]
+    assert index.drop_expired() == [b"short"]
     index.check()
-    assert (len(index), index.used_bytes) == (1, 30)
+    assert b"pinned" in index, "only its pin has ended"
+    assert (len(index), index.used_bytes) == (2, 60)
 
 
 def test_what_is_pinned_goes_when_nothing_else_is_left():
@@ -138,9 +139,37 @@ def test_what_is_pinned_goes_when_nothing_else_is_left():
     ("first_s", "then_s", "end_s"),
     [(10, 20, 1020), (20, 10, 1020), (None, 10, None), (10, None, None), (None, None, None)],
 )
-def test_storing_again_keeps_the_pin_and_the_later_end(first_s, then_s, end_s):
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_storing_again_keeps_the_later_end(first_s, then_s, end_s, is_pinned):
     index = DiskIndex(100, VirtualClock(1000.0))
-    index.add(b"a", Found(10, 0, True, index.expiry(first_s)))
-    index.renew(b"a", is_pinned=False, expires_s=index.expiry(then_s))
+    index.add(b"a", Found(10, 0, is_pinned, index.expiry(first_s)))
+    index.renew(b"a", is_pinned=is_pinned, expires_s=index.expiry(then_s))
     hints = read_hints(index.dump("x"), "x")
-    assert [(h.is_pinned, h.expires_s) for h in hints.values()] == [(True, end_s)]
+    assert [(h.is_pinned, h.expires_s) for h in hints.values()] == [(is_pinned, end_s)]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "end"),
+    [
+        ((True, 10), (False, 20), (True, 1010)),
+        ((True, None), (False, 20), (True, None)),
+        ((False, None), (True, 20), (True, 1020)),
+        ((False, 10), (True, None), (True, None)),
+    ],
+)
+def test_a_pin_counts_before_none_and_ends_at_its_own_time(first, then, end):
+    index = DiskIndex(100, VirtualClock(1000.0))
+    index.add(b"a", Found(10, 0, first[0], index.expiry(first[1])))
+    index.renew(b"a", is_pinned=then[0], expires_s=index.expiry(then[1]))
+    hints = read_hints(index.dump("x"), "x")
+    assert [(h.is_pinned, h.expires_s) for h in hints.values()] == [end]
+
+
+def test_what_was_pinned_goes_like_others_once_its_pin_has_ended():
+    clock = VirtualClock(1000.0)
+    index = DiskIndex(100, clock)
+    index.add(b"pinned", Found(40, 9, is_pinned=True, expires_s=index.expiry(20)))
+    index.add(b"plain", Found(40, 0), n_uses=100)
+    clock.advance(20.0)
+    assert b"pinned" in index
+    assert index.make_room(40) == [b"pinned"]

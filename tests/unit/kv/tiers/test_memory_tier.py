@@ -42,12 +42,14 @@ def test_a_time_to_live_ends_and_a_pin_outlives():
     tier = TierDriver(MemoryTier(IDENTITY, 512 * 20, woken.set, time.monotonic, wall=wall), woken)
     tier.submit_store([1], ttl_s=5.0)
     tier.submit_store([2], is_pinned=True)
+    tier.submit_store([3], is_pinned=True, ttl_s=5.0)
     tier.finish()
     wall.advance(5.0)
-    assert tier.lookup(1) is Answer.MISS
+    assert [tier.lookup(i) for i in (1, 3)] == [Answer.MISS, Answer.HIT]
     assert tier.load([1])[0].outcome is Outcome.ABSENT
-    tier.store(range(100, 140))
-    assert tier.lookup(2) is Answer.HIT
+    for i in range(100, 140):
+        tier.store([i])
+    assert [tier.lookup(i) for i in (2, 3)] == [Answer.HIT, Answer.MISS], "a pin that has ended keeps nothing"
     assert tier.store([1]) == [Outcome.DONE]
     assert bytes_of(tier.load([1])[0]) == body_of(1)
     tier.tier.check()
