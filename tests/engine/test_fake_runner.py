@@ -3,6 +3,8 @@
 import pytest
 
 from tiercel.protocol.params import SamplingParams
+from tiercel.testing.draft_kit import DraftingRunnerContract
+from tiercel.testing.fake_drafts import half_right
 from tiercel.testing.fake_runner import FakeRunner, early_at_random, expected_tokens, make_limits
 from tiercel.testing.runner_kit import GREEDY, PROMPT, Driver, RunnerContract
 from tiercel.testing.state_kit import StatefulRunnerContract
@@ -16,6 +18,24 @@ class TestLateFake(RunnerContract):
 class TestEarlyFake(RunnerContract):
     def make_runner(self):
         return FakeRunner(make_limits(), runs_early=early_at_random(3))
+
+
+def greedy_answer(tokens):
+    return expected_tokens(tokens, 4, GREEDY)
+
+
+DRAFTING = {"n_draft_max": 4}
+
+
+class TestLateDraftingFake(DraftingRunnerContract):
+    def make_runner(self):
+        return FakeRunner(make_limits(**DRAFTING), drafter=half_right(greedy_answer))
+
+
+class TestEarlyDraftingFake(DraftingRunnerContract):
+    def make_runner(self):
+        drafter = half_right(greedy_answer)
+        return FakeRunner(make_limits(**DRAFTING), drafter=drafter, runs_early=early_at_random(3))
 
 
 STATEFUL = {"state_bytes": 8, "n_snapshots": 2, "snapshot_spacing_tokens": 8, "takes_drafts": False}

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 # Any of these: what has the buffer protocol, an element type and `tolist`. numpy is not imported to make a step.
 Ints: TypeAlias = "np.ndarray | array[int] | memoryview"
+Floats: TypeAlias = "np.ndarray | memoryview[float]"
 Bools: TypeAlias = "np.ndarray | memoryview[bool]"
+
+OWN_DRAFTS = -2  # of `Drafts.seq_from`
 
 
 class Drafts(msgspec.Struct, frozen=True):
@@ -27,8 +30,12 @@ class Drafts(msgspec.Struct, frozen=True):
     in all at most. Every row is sampled as if the drafts before it were the sequence's tokens; the rows that count are
     those up to the first whose token is not the one foretold.
 
+    With OWN_DRAFTS nothing is foretold here: what the last step of the slot drafted is (`StepPlan.n_draft`), if it
+    begins where the slot's tokens end by then. How much of it is computed, `seq_tokens` rows in all at most, the step
+    decides for all its sequences together (`Runner.set_draft_policy`).
+
     Shapes:
-        seq_from    int32 [S]; -1: the sequence is computed as without drafts
+        seq_from    int32 [S]; -1: the sequence is computed as without drafts; OWN_DRAFTS: its own, seq_count is 0
         seq_count   int32 [S]; how many of its tokens are foretold
         token_ids   int32 [sum of seq_count], sequence by sequence
     """
@@ -55,6 +62,10 @@ class StepPlan(msgspec.Struct, frozen=True):
                                           `Runner.set_masks` brings before the step can end; None: no sequence has one.
                                           A sequence with drafts has `seq_tokens` masks, one a row
         drafts                            None: no sequence has any
+        n_draft                           drafts to make, when the step has sampled, of each sequence that it sampled;
+                                          `RunnerLimits.n_draft_max` at most. They are left in the slot, and told. It
+                                          writes to the slot's pages, from the new last token's place on to n_draft
+                                          places behind it, as far as those set before `submit` reach
     """
 
     step_id: int
@@ -66,6 +77,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     n_logprobs: int | None  # None: no log-probabilities; N: those of the chosen token and of the N likeliest
     seq_masked: "Bools | None" = None
     drafts: Drafts | None = None
+    n_draft: int = 0
 
     @property
     def n_tokens(self) -> int:
@@ -88,6 +100,11 @@ class StepResult(msgspec.Struct, frozen=True):
                                row_token is 0 then
         seq_drafted    int32 [S]  drafts that each sequence computed, of which all but the last row's are in row_token;
                                None: the plan had none
+        seq_drafts     int32 [S, n_draft]  what was drafted of each sequence, from its new end on; -1 where nothing is:
+                               it was not sampled, its pages or its slot end there, or a number was none
+        seq_confidence f32   [S, n_draft]  how likely each of them comes if those before it do, as the drafter has it; 0
+                               where nothing is; both None: the plan asked for none
+        draft_ns       time that drafting took, which compute_ns does not hold
     """
 
     step_id: int
@@ -101,6 +118,9 @@ class StepResult(msgspec.Struct, frozen=True):
     compute_ns: int = 0
     rows: "np.ndarray | None" = None
     seq_drafted: "Ints | None" = None
+    seq_drafts: "Ints | None" = None
+    seq_confidence: "Floats | None" = None
+    draft_ns: int = 0
 
 
 class RunnerLimits(msgspec.Struct, frozen=True):
@@ -121,6 +141,7 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     snapshot_spacing_tokens: int = 0  # how far apart states of one sequence are kept at most; a multiple of the page
     has_kv: bool = True  # False: pages are only counted, as the state is all that a sequence leaves
     takes_drafts: bool = True  # a step may compute tokens that turn out wrong
+    n_draft_max: int = 0  # drafts that a step makes of each sequence itself; 0: it has nothing to make them with
 
     @property
     def pool_tokens(self) -> int:

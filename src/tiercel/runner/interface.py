@@ -86,6 +86,19 @@ class Runner(Protocol):
         """
         ...
 
+    def set_draft_policy(self, step_seconds: Sequence[float], chances: Sequence[float]) -> None:
+        """Say what steps submitted from now on know when they choose how many of their slots' own drafts to compute:
+        as many as make the most tokens a second.
+
+        `step_seconds[i]` is what a step of i + 1 rows takes; beyond the table it goes on by the table's mean slope.
+        `chances[i]` is a factor on what the drafter says of draft i; the last holds for those behind it. Of drafts,
+        the likeliest to come, all before them included, are computed first. An empty `step_seconds`: all that is
+        planned, as before the first call. For runners with `RunnerLimits.n_draft_max`.
+
+        Raises: ShapeError, and nothing changes, when a time is not positive or a number is not finite.
+        """
+        ...
+
     def set_masks(self, step_id: int, masks: "np.ndarray") -> None:
         """Bring a submitted step its masks: to be called once for each step that has masked sequences, in any state.
 

@@ -193,6 +193,8 @@ class NativeRunner:
         """See `Runner.submit`. `given`, float32 [tokens, W], are the rows that a draft head's program takes."""
         if self._next_start is not None:
             self._check_starts(plan, self._next_start)
+        if plan.n_draft:
+            raise ShapeError(f"runner.submit: step {plan.step_id}: {plan.n_draft} drafts; this runner makes none")
         try:
             self._runner.submit(
                 plan.step_id,
@@ -222,6 +224,10 @@ class NativeRunner:
                     f"runner.submit: step {plan.step_id}: slot {slot} starts at {start}; its recurrent state stands at "
                     f"{next_start[slot]}; start there, or at 0"
                 )
+
+    def set_draft_policy(self, step_seconds: Sequence[float], chances: Sequence[float]) -> None:
+        """See `Runner.set_draft_policy`."""
+        raise ShapeError("runner.set_draft_policy: this runner makes no drafts; give it a drafter")
 
     def set_masks(self, step_id: int, masks: "np.ndarray") -> None:
         """See `Runner.set_masks`."""

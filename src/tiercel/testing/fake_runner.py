@@ -7,7 +7,8 @@ or order of steps changes the output. `expected_tokens` gives the same function 
 Steps are kept and run as late as the contract allows, so that a caller who touches a table that a submitted step still
 reads is found out; with `runs_early` some run at once, as they may on a real runner. With `is_strict`, reading a token
 slot that was last written for another position raises at once. With `RunnerLimits.state_bytes` the next token depends
-on the slot's recurrent state too (`fake_states`).
+on the slot's recurrent state too (`fake_states`). With `RunnerLimits.n_draft_max` a test gives it a drafter
+(`fake_drafts`), and steps that draft spoil what they may write to.
 """
 
 import math
@@ -24,10 +25,11 @@ from tiercel.base.errors import RequestFailed, ShapeError
 from tiercel.kv.tiers.identity import ObjectGroup
 from tiercel.kv.tiers.interface import Bytes
 from tiercel.protocol.params import SamplingParams
-from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
+from tiercel.protocol.step import OWN_DRAFTS, RunnerLimits, StepPlan, StepResult
 from tiercel.runner.interface import N_STEPS_MAX
 from tiercel.runner.pages import check_pages
 from tiercel.sampling.reference import NOTHING_ALLOWED
+from tiercel.testing.fake_drafts import FakeDrafter, FakeDrafts, chosen
 from tiercel.testing.fake_states import FakeState, FakeStates
 
 _NAN = 0  # the value of a token whose numbers overflowed, and of all after it
@@ -46,6 +48,14 @@ class _Row:
     n_known: int = 0  # tokens admitted or sampled
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What a submitted step found: pages of each of its sequences, and the policy."""
+
+    page_ids: list[list[int]]
+    policy: tuple[list[float], list[float]]
+
+
 class FakeRunner:
     """Meets `runner.interface.Runner`."""
 
@@ -58,6 +68,7 @@ class FakeRunner:
         fail_steps: Sequence[int] = (),
         nan_token_id: int | None = None,
         compute_ns: int = 0,
+        drafter: FakeDrafter | None = None,
     ) -> None:
         self._limits = limits
         self._runs_early = runs_early
@@ -77,6 +88,8 @@ class FakeRunner:
         self._done: deque[StepResult | None] = deque()
         self._masks: dict[int, np.ndarray] = {}  # of waiting steps
         self._states = FakeStates(limits, is_strict=is_strict)
+        self._drafts = FakeDrafts(drafter, limits.n_draft_max, limits.vocab_size)
+        self._found: deque[_Waiting] = deque()  # of each waiting step
         self._n_submitted = 0
         self.n_steps_run = 0
         self.is_closed = False
@@ -103,6 +116,7 @@ class FakeRunner:
         tokens: list[int | None] = [*token_ids]
         tokens += [None] * (self._limits.max_len_tokens - len(tokens))
         self._rows[slot] = _Row(tokens, n_prompt_tokens, params, seed, frozenset(stop_ids), n_known=len(token_ids))
+        self._drafts.forget(slot)
         if not self._limits.n_pages:
             self._row(slot).page_ids = [slot]
 
@@ -112,8 +126,10 @@ class FakeRunner:
         if not self._limits.n_pages:
             assert not page_ids, f"fake: pages {page_ids} for slot {slot}, and there are none"
             return
-        used = max((self._end(plan, slot) for plan in self._waiting), default=0)
-        n_used = -(-used // self._limits.page_size_tokens)
+        n_used = max(
+            (len(self._pages_of(plan, found, slot)) for plan, found in zip(self._waiting, self._found, strict=True)),
+            default=0,
+        )
         assert first_idx >= n_used, f"fake: page {first_idx} of slot {slot} is in use by a submitted step"
         assert first_idx <= len(row.page_ids), f"fake: slot {slot} has no page before entry {first_idx}"
         row.page_ids[first_idx:] = page_ids
@@ -144,8 +160,14 @@ class FakeRunner:
         assert len(self._waiting) + len(self._done) < N_STEPS_MAX, "fake: too many steps under way"
         self._check_fits(plan)
         self._waiting.append(plan)
+        pages = [list(self._row(slot).page_ids) for slot in plan.seq_slot.tolist()]
+        self._found.append(_Waiting(pages, self._drafts.policy))
         self._n_submitted += 1
         self._run_some()
+
+    def set_draft_policy(self, step_seconds: Sequence[float], chances: Sequence[float]) -> None:
+        """Have steps choose how many own drafts they compute."""
+        self._drafts.set_policy(step_seconds, chances)
 
     def set_masks(self, step_id: int, masks: np.ndarray) -> None:
         """Bring a waiting step its masks."""
@@ -200,13 +222,13 @@ class FakeRunner:
 
     def read_pages(self, page_ids: Sequence[int]) -> list[Bytes]:
         """Copy pages."""
-        written = self._pages_named(lambda start, end: (start, end))
+        written = self._pages_named(lambda start, end: (start, end)) | self._pages_drafted()
         assert not written & set(page_ids), f"fake: pages {page_ids} are read; waiting steps write to {sorted(written)}"
         return [self.values[p].tobytes() + self._positions[p].tobytes() for p in page_ids]
 
     def write_pages(self, page_ids: Sequence[int], data: Sequence[Bytes]) -> None:
         """Fill pages."""
-        used = self._pages_named(lambda _, end: (0, end))
+        used = self._pages_named(lambda _, end: (0, end)) | self._pages_drafted()
         assert not used & set(page_ids), f"fake: pages {page_ids} are written; waiting steps use {sorted(used)}"
         size = self._limits.page_size_tokens
         check_pages(page_ids, data, 12 * size)
@@ -243,6 +265,23 @@ class FakeRunner:
                 found.update(self._row(slot).page_ids[first // size : -(-end // size)])
         return found
 
+    def _pages_drafted(self) -> set[int]:
+        """Give the pages that drafts of waiting steps may write to."""
+        size, used = self._limits.page_size_tokens, set()
+        for plan, found in zip(self._waiting, self._found, strict=True):
+            for slot, start in zip(plan.seq_slot.tolist(), plan.seq_start.tolist(), strict=True):
+                used.update(self._pages_of(plan, found, slot)[start // size :] if plan.n_draft else [])
+        return used
+
+    def _pages_of(self, plan: StepPlan, found: _Waiting, slot: int) -> list[int]:
+        """Give the pages of a slot that a step may read, or write to."""
+        at = np.flatnonzero(np.asarray(plan.seq_slot) == slot)
+        if not len(at):
+            return []
+        n_drafts = plan.n_draft + 1 if plan.n_draft and plan.seq_samples[at[0]] else 0
+        used = self._end(plan, slot) + n_drafts
+        return found.page_ids[at[0]][: -(-used // self._page_size)]
+
     def close(self) -> None:
         """Stop."""
         self.is_closed = True
@@ -264,6 +303,13 @@ class FakeRunner:
         n_rows = int(np.where(np.asarray(plan.seq_scores) | is_drafting, n_tokens, np.asarray(plan.seq_samples)).sum())
         assert plan.drafts is None or limits.takes_drafts, "fake: drafts for a model that takes none"
         assert not (is_drafting & ~np.asarray(plan.seq_samples)).any(), "fake: drafts of a sequence that is not sampled"
+        if not 0 <= plan.n_draft <= limits.n_draft_max:
+            raise ShapeError(f"fake: {plan.n_draft} drafts; at most {limits.n_draft_max} are made; ask for fewer")
+        if plan.drafts is not None:
+            is_own = np.asarray(plan.drafts.seq_from) == OWN_DRAFTS
+            if is_own.any() and not limits.n_draft_max:
+                raise ShapeError("fake: own drafts, and there is no drafter; send none")
+            assert not np.asarray(plan.drafts.seq_count)[is_own].any(), "fake: own drafts are foretold"
         ends = np.asarray(plan.seq_start) + n_tokens
         if plan.n_tokens > limits.max_step_tokens or n_rows > limits.max_logits_rows:
             raise ShapeError(
@@ -282,6 +328,7 @@ class FakeRunner:
         self._states.copy_before(self.n_steps_run)
         self.n_steps_run += 1
         self._done.append(None if plan.step_id in self.fail_steps else self._run(plan))
+        self._found.popleft()
         self._masks.pop(plan.step_id, None)
 
     def _masks_before(self, plan: StepPlan, s: int) -> int:
@@ -298,12 +345,14 @@ class FakeRunner:
         return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._limits.vocab_size].astype(np.bool_)
 
     def _run(self, plan: StepPlan) -> StepResult:
+        found = self._found[0]
         rows: list[tuple[int, int, int, int]] = []
+        own = self._own_drafts(plan, found)
         drafted = np.zeros(len(plan.seq_slot), np.int32)
         is_drafting = _is_drafting(plan)
         for s in range(len(plan.seq_slot)):
             if is_drafting[s]:
-                more, drafted[s] = self._run_drafts(plan, s)
+                more, drafted[s] = self._run_drafts(plan, s, own.get(s))
                 rows += more
             else:
                 rows += self._run_sequence(plan, s, int(plan.seq_start[s]), int(plan.seq_tokens[s]))
@@ -314,9 +363,17 @@ class FakeRunner:
             none = np.zeros_like(row_token)
             return StepResult(plan.step_id, row_seq, row_pos, none, compute_ns=self._compute_ns, rows=values)
         seq_drafted = None if plan.drafts is None else drafted
+        seq_drafts, seq_confidence = self._make_drafts(plan, found, rows)
         if plan.n_logprobs is None:
             return StepResult(
-                plan.step_id, row_seq, row_pos, row_token, compute_ns=self._compute_ns, seq_drafted=seq_drafted
+                plan.step_id,
+                row_seq,
+                row_pos,
+                row_token,
+                compute_ns=self._compute_ns,
+                seq_drafted=seq_drafted,
+                seq_drafts=seq_drafts,
+                seq_confidence=seq_confidence,
             )
         n = plan.n_logprobs
         tops = [self._top_of(plan, row, n) for row in rows]
@@ -332,7 +389,54 @@ class FakeRunner:
             top_logprobs=np.array([lps for _, lps in tops], np.float32).reshape(len(rows), n),
             compute_ns=self._compute_ns,
             seq_drafted=seq_drafted,
+            seq_drafts=seq_drafts,
+            seq_confidence=seq_confidence,
         )
+
+    def _own_drafts(self, plan: StepPlan, found: _Waiting) -> dict[int, list[int]]:
+        """Choose which of their own drafts a step's sequences compute."""
+        if plan.drafts is None:
+            return {}
+        who = np.flatnonzero(np.asarray(plan.drafts.seq_from) == OWN_DRAFTS).tolist()
+        there = {}
+        for s in who:
+            slot = int(plan.seq_slot[s])
+            ids, confidence = self._drafts.at(slot, self._row(slot).n_known)
+            n = min(int(plan.seq_tokens[s]) - 1, len(ids))
+            there[s] = ids[:n], confidence[:n]
+        n_rows = int(sum(1 if s in there else n for s, n in enumerate(plan.seq_tokens.tolist())))
+        n_sequences = int(np.asarray(plan.seq_samples).sum())
+        numbers = chosen(
+            [confidence for _, confidence in there.values()],
+            n_rows=n_rows,
+            n_sequences=n_sequences,
+            policy=found.policy,
+        )
+        return {s: ids[:n] for (s, (ids, _)), n in zip(there.items(), numbers, strict=True)}
+
+    def _make_drafts(
+        self, plan: StepPlan, found: _Waiting, rows: list[tuple[int, int, int, int]]
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Draft what comes after each sampled sequence, and spoil what a drafter may write to."""
+        if plan.n_draft == 0:
+            return None, None
+        drafts = np.full((len(plan.seq_slot), plan.n_draft), -1, np.int32)
+        confidence = np.zeros(drafts.shape, np.float32)
+        last = {s: token for s, _, token, _ in rows}
+        for s in np.flatnonzero(np.asarray(plan.seq_samples)).tolist():
+            slot, page_ids = int(plan.seq_slot[s]), found.page_ids[s]
+            row = self._row(slot)
+            n_room = min(len(page_ids) * self._page_size, self._limits.max_len_tokens)
+            for position in range(row.n_known - 1, min(n_room, row.n_known + plan.n_draft)):
+                page, offset = page_ids[position // self._page_size], position % self._page_size
+                self._positions[page, offset] = -1
+            n = min(plan.n_draft, n_room - row.n_known, self._limits.max_len_tokens - 1 - row.n_known)
+            if last[s] < 0 or n < 1:
+                continue
+            tokens = [token or 0 for token in row.tokens[: row.n_known]]
+            ids, chances = self._drafts.make(slot, tokens, n)
+            drafts[s, : len(ids)], confidence[s, : len(ids)] = ids, chances
+        return drafts, confidence
 
     def _top_of(self, plan: StepPlan, row: tuple[int, int, int, int], n: int) -> tuple[list[int], list[float]]:
         """Give what is told of a row: of a sampled one, perhaps of tokens that its sequence names."""
@@ -346,8 +450,10 @@ class FakeRunner:
         n_more = n - len(named)
         return [*named, *[-1] * n_more], [*(_logprob(i, value, size)[0] for i in named), *[math.nan] * n_more]
 
-    def _run_drafts(self, plan: StepPlan, s: int) -> tuple[list[tuple[int, int, int, int]], int]:
-        """Compute a sequence's last token and what is foretold; return the rows that count and the number of drafts."""
+    def _run_drafts(self, plan: StepPlan, s: int, own: list[int] | None) -> tuple[list[tuple[int, int, int, int]], int]:
+        """Compute a sequence's last token and what is foretold, or its own drafts; return the rows that count and the
+        number of drafts.
+        """
         assert plan.drafts is not None
         row = self._row(int(plan.seq_slot[s]))
         before = int(np.asarray(plan.drafts.seq_count)[:s].sum())
@@ -356,7 +462,7 @@ class FakeRunner:
         assert start <= plan.seq_start[s], f"fake: slot {plan.seq_slot[s]} has more tokens than the plan takes it to"
         n_past = row.n_known - first
         drafts = foretold[n_past:] if n_past >= 0 and row.tokens[first : row.n_known] == foretold[:n_past] else []
-        drafts = drafts[: int(plan.seq_tokens[s]) - 1]
+        drafts = drafts[: int(plan.seq_tokens[s]) - 1] if own is None else own
         row.tokens[row.n_known : row.n_known + len(drafts)] = drafts
         kept = []
         computed = self._run_sequence(plan, s, start, 1 + len(drafts))
@@ -431,7 +537,8 @@ def _is_drafting(plan: StepPlan) -> np.ndarray:
     """Give which sequences have drafts, bool [S]."""
     if plan.drafts is None:
         return np.zeros(len(plan.seq_slot), np.bool_)
-    return np.asarray(plan.drafts.seq_from) >= 0
+    is_drafting: np.ndarray = np.asarray(plan.drafts.seq_from) != -1
+    return is_drafting
 
 
 def fake_row(value: int, width: int) -> list[float]:

@@ -11,13 +11,14 @@ import numpy as np
 
 from tiercel.base.errors import ShapeError
 from tiercel.protocol.params import SamplingParams
-from tiercel.protocol.step import Drafts, StepPlan, StepResult
+from tiercel.protocol.step import OWN_DRAFTS, Drafts, StepPlan, StepResult
 from tiercel.runner.interface import N_STEPS_MAX, Runner
 
 PROMPT = [3, 17, 5, 29, 11, 2, 7, 23, 13, 19, 1]
 OTHER = [8, 4, 21, 16, 9]
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams(temperature=1.0)
+OWN: tuple[int, Sequence[int]] = (OWN_DRAFTS, ())
 
 
 class Driver:
@@ -57,10 +58,11 @@ class Driver:
         n_logprobs: int | None = None,
         masked: Sequence[int] = (),
         drafts: Mapping[int, tuple[int, Sequence[int]]] | None = None,
+        n_draft: int = 0,
     ) -> None:
         """Submit a step of (slot, start, tokens); `samples`, `scores` and `masked` name slots.
 
-        `drafts` gives for a slot from which position on which tokens are foretold.
+        `drafts` gives for a slot from which position on which tokens are foretold, or OWN; `n_draft` are made.
         """
         self.runner.submit(
             StepPlan(
@@ -73,6 +75,7 @@ class Driver:
                 n_logprobs=n_logprobs,
                 seq_masked=np.array([slot in masked for slot, _, _ in rows], np.bool_) if masked else None,
                 drafts=None if drafts is None else _drafts_of([slot for slot, _, _ in rows], drafts),
+                n_draft=n_draft,
             )
         )
         self._n_steps += 1
@@ -92,9 +95,10 @@ class Driver:
         scores: Sequence[int] = (),
         n_logprobs: int | None = None,
         drafts: Mapping[int, tuple[int, Sequence[int]]] | None = None,
+        n_draft: int = 0,
     ) -> StepResult:
         """Run one step to its end."""
-        self.submit(*rows, samples=samples, scores=scores, n_logprobs=n_logprobs, drafts=drafts)
+        self.submit(*rows, samples=samples, scores=scores, n_logprobs=n_logprobs, drafts=drafts, n_draft=n_draft)
         return self.runner.collect()
 
     def generate(self, slot: int, n_known: int, n: int) -> list[int]:
