@@ -184,6 +184,11 @@ class Decoder(Model):
         embedding = f"{self.prefix}.{self.embed_name}.weight"
         return embedding, embedding if self.config.is_tied else self.head_name
 
+    @property
+    def rope_thetas(self) -> frozenset[float]:
+        """The bases of its rotations."""
+        return frozenset(self.config.ropes[name].theta for name in self.config.layer_ropes if name is not None)
+
     def expected_weights(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight that the forward pass reads, by canonical name."""
         c = self.config

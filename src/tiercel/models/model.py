@@ -95,6 +95,11 @@ class Model(ABC):
             f"models: no drafter can share {self.info.architecture}'s head; speculate in another way"
         )
 
+    @property
+    def rope_thetas(self) -> frozenset[float]:
+        """The bases of its rotations of keys; none where positions are not said so."""
+        return frozenset()
+
     def check_taps(self, taps: Sequence[int]) -> None:
         """Check that the layers' residual streams can be read; -1 is the embeddings.
 

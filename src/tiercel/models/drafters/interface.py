@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from tiercel.base.errors import ConfigError
 from tiercel.models.model import RecordOptions, Tensor
 from tiercel.ops.program import KvLayer, Program, Value
 from tiercel.ops.recorder import ComputeDtype, Recorder
@@ -26,11 +27,12 @@ class HeadSpec:
     `plain`: each row's best (or drawn) token. `markov`: a bias by the token before is added to the logits first.
     `selector`: among each row's `topk` best, by an edge from the token before.
 
-    `weights` are canonical names by role. markov: `w1` [V, r], `w2` [V_draft, r], perhaps `confidence` [1, n] and
-    `confidence_bias` [1] (n: the hidden size, plus r with `confidence_reads_markov`), for `gated` `gate` [r, E + r],
-    for `rnn` `rnn_gate`, `rnn_candidate` and `rnn_out` [r, r + r + E]; selector: `predecessor` [V, r], `successor`
-    [V_draft, r], `projection` [r, E]. `d2t` [V_draft] is there if the draft vocabulary is smaller than the target's:
-    target id minus draft id.
+    `weights` are canonical names by role. markov: `w1` [V, r], `w2` [V_draft, r]; for `gated` `gate` [r, E + r] of
+    [hidden, w1's row] and `gate_bias` [r]; for `rnn` `joint` [3r, r + r + E] of [state, w1's row, hidden], whose rows
+    make the gate, the candidate and the output, and `joint_bias` [3r]; perhaps `confidence` [1, n] of [hidden, w1's
+    row] and `confidence_bias` [1] (n: the hidden size, plus r with `confidence_reads_markov`). selector: `predecessor`
+    [V, r], `successor` [V_draft, r], `projection` [r, E]. `d2t` [V_draft] is there if the draft vocabulary is smaller
+    than the target's: target id minus draft id. Biases may be absent.
     """
 
     kind: Literal["plain", "markov", "selector"]
@@ -134,3 +136,16 @@ class DraftModel(ABC):
     @abstractmethod
     def head(self) -> HeadSpec:
         """Return how drafts are picked from the pass's logits."""
+
+    def check_n_draft(self, n: int) -> None:
+        """Check a number of drafts to make at a time.
+
+        Raises:
+            ConfigError: it makes more, or none.
+        """
+        if not 1 <= n <= self.n_draft_max:
+            why = f"a block of {self.n_block_rows} rows" if self.kind == "block" else "a chain"
+            raise ConfigError(
+                f"num_speculative_tokens: got {n}; {self.name} drafts 1 to {self.n_draft_max} tokens at a time "
+                f"({why}); choose one of these"
+            )
