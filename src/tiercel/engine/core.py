@@ -40,6 +40,7 @@ from tiercel.protocol.step import StepResult
 from tiercel.runner.interface import N_STEPS_MAX, Runner
 
 if TYPE_CHECKING:
+    from tiercel.engine.own_drafts import OwnDrafts
     from tiercel.engine.speculation import Speculation
     from tiercel.kv.tiers.page_tiers import PageTiers, TierSnapshot
     from tiercel.kv.tiers.placed import MakeTiers
@@ -68,7 +69,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         listener: StatsListener | None = None,
         make_tiers: "MakeTiers | None" = None,
-        speculation: "Speculation | None" = None,
+        speculation: "Speculation | OwnDrafts | None" = None,
     ) -> None:
         limits = runner.limits
         n_rows, n_tokens = (n - config.max_draft_rows for n in (limits.max_logits_rows, limits.max_step_tokens))
@@ -357,7 +358,8 @@ class EngineCore:
         scheduler, runner = self._scheduler, self._runner
         if self._speculation is not None:
             self._speculation.prepare(scheduler.running)
-        step = scheduler.plan(self.clock())
+        n_draft = self._speculation.n_draft if self._speculation is not None else 0
+        step = scheduler.plan(self.clock(), n_draft=n_draft)
         for slot in scheduler.pop_released_slots():
             runner.release(slot)
         if step is None:
@@ -403,7 +405,10 @@ class EngineCore:
                 if sequence.state is State.FINISHED or sequence in step.discarded:
                     fill_with_all(own)
                 else:
-                    fill_masks(own, sequence, step.foretold.get(i))
+                    foretold = step.foretold.get(i)
+                    if foretold is not None and step.drafts_own:  # by now the runner has said which they are
+                        foretold = sequence.foretold_from, sequence.foretold
+                    fill_masks(own, sequence, foretold)
             except Exception as error:  # noqa: BLE001  a request's boundary: answered to it, others go on
                 fill_with_all(own)
                 self._end_sequence(sequence, self._update(sequence, []), error=_form_failed(sequence, error))

@@ -56,7 +56,7 @@ from tiercel.engine.states import PlannedSave, StateKeeper
 from tiercel.engine.tiers import ask_of
 from tiercel.kv.page_pool import PagePool
 from tiercel.kv.snapshots import Snapshot
-from tiercel.protocol.step import Bools, Drafts, RunnerLimits, StepPlan
+from tiercel.protocol.step import OWN_DRAFTS, Bools, Drafts, RunnerLimits, StepPlan
 
 if TYPE_CHECKING:
     from tiercel.kv.tiers.page_tiers import PageTiers
@@ -87,6 +87,8 @@ class PlannedStep(Struct, eq=False):
     n_logprobs: int | None = None
     n_rows: int = 0
     n_draft_rows: int = 0
+    n_draft: int = 0  # drafts that the runner makes by itself of each sampled sequence, at its end
+    drafts_own: bool = False  # those of `foretold` are what the runner drafted
     has_scores: bool = False
 
     def add(self, sequence: Sequence, n_tokens: int, *, samples: bool, scores: bool) -> None:
@@ -143,6 +145,7 @@ class PlannedStep(Struct, eq=False):
             n_logprobs=self.n_logprobs,
             seq_masked=self._seq_masked() if self.masked else None,
             drafts=self._drafts() if self.foretold else None,
+            n_draft=self.n_draft,
         )
 
     def _seq_masked(self) -> Bools:
@@ -152,6 +155,10 @@ class PlannedStep(Struct, eq=False):
         return memoryview(bytes(is_masked)).cast("?")
 
     def _drafts(self) -> Drafts:
+        if self.drafts_own:
+            n = len(self.sequences)
+            whose = array("i", [OWN_DRAFTS if i in self.foretold else -1 for i in range(n)])
+            return Drafts(whose, array("i", bytes(4 * n)), array("i"))
         each = [self.foretold.get(i, (-1, [])) for i in range(len(self.sequences))]
         ids = array("i", [token for _, tokens in each for token in tokens])
         return Drafts(array("i", [first for first, _ in each]), array("i", [len(tokens) for _, tokens in each]), ids)
@@ -174,6 +181,7 @@ class Scheduler:
         self._has_pages = limits.n_pages > 0
         self._n_running_max = min(config.max_num_seqs, limits.n_slots)
         self._n_draft_rows_max = config.max_draft_rows
+        self._n_own_drafts = limits.n_draft_max if config.max_draft_rows else 0
         self._n_rows_max = limits.max_logits_rows - config.max_draft_rows
         self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens - config.max_draft_rows)
         self._chunk_tokens_max = config.long_prefill_token_threshold
@@ -207,9 +215,9 @@ class Scheduler:
         """
         insort(self.waiting, sequence, key=_rank)
 
-    def plan(self, now_s: float) -> PlannedStep | None:
-        """Plan the next step, or None when nothing can be computed now."""
-        step = PlannedStep(self._planned_id + 1)
+    def plan(self, now_s: float, *, n_draft: int = 0) -> PlannedStep | None:
+        """Plan the next step, or None when nothing can be computed now. `n_draft`: what its runner drafts by itself."""
+        step = PlannedStep(self._planned_id + 1, n_draft=n_draft, drafts_own=self._n_own_drafts > 0)
         self.n_loading = 0
         self.pins.expire(now_s)
         if self.states is not None:
@@ -401,11 +409,15 @@ class Scheduler:
             sequence.max_total_tokens - sequence.n_total - 1,
             self._n_draft_rows_max - step.n_draft_rows,
         )
-        while n > sequence.n_room - sequence.n_computed - 1:
+        # A runner that drafts by itself keeps what its drafter makes of the tokens behind these, too.
+        n_wanted = max(n, 0)
+        if self._n_own_drafts:
+            n_wanted = min(n_wanted + self._n_own_drafts, sequence.max_total_tokens - sequence.n_total)
+        while n_wanted > sequence.n_room - sequence.n_computed - 1:
             # One page for each that runs is left alone, as for an admission: no draft makes anyone be preempted soon.
             page_ids = self.pool.acquire(1) if self.pool.n_free > len(self.running) else None
             if page_ids is None:
-                return max(sequence.n_room - sequence.n_computed - 1, 0)
+                return max(min(n, sequence.n_room - sequence.n_computed - 1), 0)
             step.page_writes.append((sequence.slot, len(sequence.page_ids), page_ids))
             sequence.page_ids += page_ids
             sequence.n_room += self._page_size

@@ -83,6 +83,8 @@ class Speculation:
         self._n_unseen = 0  # steps since guesses were looked at
         self._n_held, self._hold = 0, _N_HELD  # steps yet to come without, and those after the next failure
 
+    n_draft: Final = 0  # what a runner is to draft by itself
+
     @property
     def waits(self) -> bool:
         """Whether the next step is to be planned only when the one before was seen."""

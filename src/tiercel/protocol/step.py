@@ -105,6 +105,7 @@ class StepResult(msgspec.Struct, frozen=True):
         seq_confidence f32   [S, n_draft]  how likely each of them comes if those before it do, as the drafter has it; 0
                                where nothing is; both None: the plan asked for none
         draft_ns       time that drafting took, which compute_ns does not hold
+        n_drafts_broken  sequences of which a confidence was no number; that draft and those behind it are left out
     """
 
     step_id: int
@@ -121,6 +122,7 @@ class StepResult(msgspec.Struct, frozen=True):
     seq_drafts: "Ints | None" = None
     seq_confidence: "Floats | None" = None
     draft_ns: int = 0
+    n_drafts_broken: int = 0
 
 
 class RunnerLimits(msgspec.Struct, frozen=True):

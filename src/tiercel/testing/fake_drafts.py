@@ -24,6 +24,7 @@ class FakeDrafts:
         self._vocab_size = vocab_size
         self._of_slot: dict[int, tuple[int, list[int], list[float]]] = {}
         self._policy: tuple[list[float], list[float]] = ([], [])
+        self.n_broken = 0  # times that a confidence was no number
 
     def set_policy(self, step_seconds: Sequence[float], chances: Sequence[float]) -> None:
         """Take note of what steps take and how often drafts come."""
@@ -46,6 +47,7 @@ class FakeDrafts:
         assert self._drafter is not None, "fake: drafts are asked for, and there is no drafter"
         ids, confidence = self._drafter(tokens, n)
         n_good = next((i for i, c in enumerate(confidence) if math.isnan(c)), len(confidence))
+        self.n_broken += n_good < len(confidence)
         n_good = min(n, n_good)
         made = [int(i) for i in ids[:n_good]], [float(c) for c in confidence[:n_good]]
         assert all(0 <= i < self._vocab_size for i in made[0]), f"fake: drafts {made[0]} are outside the vocabulary"

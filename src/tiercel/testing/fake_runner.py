@@ -363,7 +363,9 @@ class FakeRunner:
             none = np.zeros_like(row_token)
             return StepResult(plan.step_id, row_seq, row_pos, none, compute_ns=self._compute_ns, rows=values)
         seq_drafted = None if plan.drafts is None else drafted
+        n_broken = self._drafts.n_broken
         seq_drafts, seq_confidence = self._make_drafts(plan, found, rows)
+        n_broken = self._drafts.n_broken - n_broken
         if plan.n_logprobs is None:
             return StepResult(
                 plan.step_id,
@@ -374,6 +376,7 @@ class FakeRunner:
                 seq_drafted=seq_drafted,
                 seq_drafts=seq_drafts,
                 seq_confidence=seq_confidence,
+                n_drafts_broken=n_broken,
             )
         n = plan.n_logprobs
         tops = [self._top_of(plan, row, n) for row in rows]
@@ -391,6 +394,7 @@ class FakeRunner:
             seq_drafted=seq_drafted,
             seq_drafts=seq_drafts,
             seq_confidence=seq_confidence,
+            n_drafts_broken=n_broken,
         )
 
     def _own_drafts(self, plan: StepPlan, found: _Waiting) -> dict[int, list[int]]:
