@@ -38,7 +38,7 @@ class CacheHint(msgspec.Struct, frozen=True):
     pin: its pages are stored at first sight, however short it is, and stay in the page pool for `ttl_s` seconds after
     it began, unless running sequences need the room. For as long, tiers give up all that is not pinned before them;
     then they are as others. ttl_s: needs pin; None: 300 seconds. What outlives the process: an object on disk, and the
-    pin that it was first stored with. A later pin of it is on disk once the engine was closed, and lost when it is killed.
+    pin that it was first stored with. A later pin of it is on disk once the engine was closed; a kill loses that.
     """
 
     pin: bool = False

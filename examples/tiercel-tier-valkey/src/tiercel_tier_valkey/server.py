@@ -7,8 +7,9 @@
 `NS` in braces is a hash tag: all of it lies in one slot. Index, sum and objects change together, in scripts that the
 server runs whole; so any number of engines may share them, and a server that is emptied is empty and not confused.
 A score is the server's time of the last use less a millisecond for each page before the object in its chain: of one
-chain the tail goes first. A pin is a use at the time when it ends: until then all that is not pinned goes before it. Requires: the server's own eviction takes no key without an expiry (`maxmemory-policy`
-`noeviction` or one of `volatile-*`), else the sum may be lost, and with it the bound.
+chain the tail goes first. A pin is a use at the time when it ends: until then all that is not pinned goes before it.
+Requires: the server's own eviction takes no key without an expiry (`maxmemory-policy` `noeviction` or one of
+`volatile-*`), else the sum may be lost, and with it the bound.
 """
 
 from collections.abc import Sequence
