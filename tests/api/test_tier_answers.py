@@ -33,9 +33,11 @@ def test_usage_is_as_ever_without_tiers():
 
 
 def test_each_tier_has_its_series_under_vllms_names():
-    counters = TierCounters(n_queries=9, n_hits=7, read_bytes=70, n_late=2, n_invalid=1)
-    tally = TierTally(n_loads=3, n_loads_whole=2, n_recomputed=4, n_pages_landed=6)
-    one = TierSnapshot("1:disk", Usage(5, 50, 500), counters, tally, Rates(1000.0, 1e9, 0.001))
+    counters = TierCounters(n_queries=9, n_hits=7, read_bytes=70, n_late=2, n_invalid=1, write_s=1.5, n_stored=8)
+    counters.n_lookups_waited, counters.lookup_wait_s, counters.written_bytes = 11, 0.25, 80
+    tally = TierTally(n_loads=3, n_loads_whole=2, n_recomputed=4, n_pages_landed=6, loaded_bytes=60)
+    tally.n_loads_without_room = 12
+    one = TierSnapshot("1:disk", Usage(5, 50, 500), counters, tally, Rates(1000.0, 1e9, 0.001), 13, 14)
     registry = CollectorRegistry()
 
     class Found(Collector):
@@ -50,6 +52,16 @@ def test_each_tier_has_its_series_under_vllms_names():
         f"vllm:kv_offload_tiering_chunk_hits_total{labels} 7.0",
         f"vllm:kv_offload_tiering_read_bytes_total{labels} 70.0",
         f"vllm:kv_offload_tiering_promotion_job_failures_total{labels} 1.0",
+        f"vllm:kv_offload_tiering_promotion_allocation_failures_total{labels} 12.0",
+        f"vllm:kv_offload_tiering_active_promotion_jobs{labels} 13.0",
+        f"vllm:kv_offload_tiering_active_cascade_jobs{labels} 14.0",
+        f"vllm:kv_offload_tiering_lookup_async_delay_seconds_count{labels} 11.0",
+        f"vllm:kv_offload_tiering_lookup_async_delay_seconds_sum{labels} 0.25",
+        f"vllm:kv_offload_load_size_count{labels} 3.0",
+        f"vllm:kv_offload_load_size_sum{labels} 60.0",
+        f"vllm:kv_offload_store_size_count{labels} 8.0",
+        f"vllm:kv_offload_store_size_sum{labels} 80.0",
+        f"vllm:kv_offload_store_time_total{labels} 1.5",
         f"tiercel:kv_tier_used_bytes{labels} 50.0",
         f"tiercel:kv_tier_capacity_bytes{labels} 500.0",
         f"tiercel:kv_tier_deadlines_total{labels} 2.0",

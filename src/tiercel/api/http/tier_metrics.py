@@ -6,7 +6,7 @@ A family is there only when the engine has tiers; each series has the tier's lab
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 
 if TYPE_CHECKING:
@@ -33,12 +33,21 @@ _ROWS: "Final[tuple[tuple[str, str, bool, Callable[[TierSnapshot], float]], ...]
     ("vllm:kv_offload_load_bytes", "Bytes of pages that came", True, lambda t: t.tally.loaded_bytes),
     ("vllm:kv_offload_load_time", "Seconds from asking to the last page", True, lambda t: t.tally.load_s),
     ("vllm:kv_offload_store_bytes", "Bytes of pages stored", True, lambda t: t.tally.stored_bytes),
+    ("vllm:kv_offload_store_time", "Seconds that threads wrote", True, lambda t: t.counters.write_s),
     (
         "vllm:kv_offload_stores_skipped",
         "Pages worth storing that a tier was too far behind for",
         True,
         lambda t: t.tally.n_stores_skipped,
     ),
+    (
+        f"{_VLLM}promotion_allocation_failures",
+        "Loads not begun or given up, as the pool had no room",
+        True,
+        lambda t: t.tally.n_loads_without_room,
+    ),
+    (f"{_VLLM}active_promotion_jobs", "Loads under way", False, lambda t: t.n_active_loads),
+    (f"{_VLLM}active_cascade_jobs", "Stores under way", False, lambda t: t.n_active_stores),
     (f"{_OURS}used_bytes", "Bytes held", False, lambda t: t.usage.used_bytes),
     (f"{_OURS}capacity_bytes", "Bytes that may be held", False, lambda t: t.usage.capacity_bytes),
     (f"{_OURS}objects", "Pages held", False, lambda t: t.usage.n_objects),
@@ -57,6 +66,23 @@ _ROWS: "Final[tuple[tuple[str, str, bool, Callable[[TierSnapshot], float]], ...]
     (f"{_OURS}prefill_tokens_per_second", "What loads compete with", False, lambda t: t.rates.prefill_tok_s),
 )
 
+# What vLLM tells by a histogram, of which this is the count and the sum: name, help, how often, how much
+_SUMS: "Final[tuple[tuple[str, str, Callable[[TierSnapshot], int], Callable[[TierSnapshot], float]], ...]]" = (
+    ("vllm:kv_offload_load_size", "Bytes of a load", lambda t: t.tally.n_loads, lambda t: t.tally.loaded_bytes),
+    (
+        "vllm:kv_offload_store_size",
+        "Bytes of a store",
+        lambda t: t.counters.n_stored,
+        lambda t: t.counters.written_bytes,
+    ),
+    (
+        f"{_VLLM}lookup_async_delay_seconds",
+        "Seconds until a lookup was answered that could not be at once",
+        lambda t: t.counters.n_lookups_waited,
+        lambda t: t.counters.lookup_wait_s,
+    ),
+)
+
 
 def tier_families(tiers: "Sequence[TierSnapshot]", labels: Sequence[str]) -> Iterator[Metric]:
     """Give every family. `labels` are the values of model_name and engine."""
@@ -68,3 +94,8 @@ def tier_families(tiers: "Sequence[TierSnapshot]", labels: Sequence[str]) -> Ite
         for one in tiers:
             family.add_metric([*labels, one.label], value(one))
         yield family
+    for name, text, count, total in _SUMS:
+        summary = SummaryMetricFamily(name, text, labels=["model_name", "engine", "tier"])
+        for one in tiers:
+            summary.add_metric([*labels, one.label], count(one), total(one))
+        yield summary

@@ -134,6 +134,10 @@ class Demotions:
         """Note that a tier has not, or no longer, a key."""
         self._stored[place].pop(key, None)
 
+    def n_active(self, place: int) -> int:
+        """Count the jobs that a tier has not answered for."""
+        return sum(at == place for at, _ in self._jobs.values())
+
     def reset(self) -> None:
         """Forget all that was seen and stored, and what is to be stored."""
         self._sights.clear()

@@ -8,7 +8,8 @@ Invariants, verified by `check`:
 1. Every key of every submitted job is in exactly one of: open, reported.
 2. What failed to load is a MISS until it is stored again.
 
-The breaker: closed -> open after `N_FAULTS_MAX` faults without a success between; open -> closed once `rest_s` has
+The breaker: closed -> open after `N_FAULTS_MAX` faults without a success between, or one call that did not return for
+as long as a lookup may take; open -> closed once `rest_s` has
 passed, but then a single fault opens it again until a success.
 """
 
@@ -34,6 +35,7 @@ from tiercel.kv.tiers.record import InvalidRecord, RecordFormat, RecordHead
 _log = logging.getLogger(__name__)
 
 N_FAULTS_MAX = 8
+_MAY_WAIT = ("drain", "close")
 _N_REMEMBERED = 65_536  # keys whose failure, or whose wait, is remembered: 6 MiB at most
 
 
@@ -79,7 +81,10 @@ class GuardedTier:
         if not isinstance(answer, Answer):
             answer = Answer.MISS
         if answer in (Answer.HIT, Answer.MISS):
-            self._waits.pop(key, None)
+            since_s = self._waits.pop(key, None)
+            if since_s is not None:
+                self._counters.n_lookups_waited += 1
+                self._counters.lookup_wait_s += self._clock() - since_s
             return self._answered(answer)
         since_s = self._waits.setdefault(key, self._clock())
         _bound(self._waits)
@@ -147,6 +152,9 @@ class GuardedTier:
             n_queries=mine.n_queries,
             n_hits=mine.n_hits,
             n_late=mine.n_late,
+            n_refused=mine.n_refused + (inner.n_refused if isinstance(inner, TierCounters) else 0),
+            n_lookups_waited=mine.n_lookups_waited,
+            lookup_wait_s=mine.lookup_wait_s,
             n_invalid=mine.n_invalid + (inner.n_invalid if isinstance(inner, TierCounters) else 0),
             n_degraded=mine.n_degraded + (inner.n_degraded if isinstance(inner, TierCounters) else 0),
             n_lies=mine.n_lies,
@@ -189,6 +197,7 @@ class GuardedTier:
                 return
         else:
             outcome, reason = Outcome.REFUSED, "the tier is left alone after faults"
+            self._counters.n_refused += len(groups)
         for key in list(groups):
             if outcome is Outcome.FAILED:  # part of the job may have been taken
                 self._overdue[job.job_id, key] = None
@@ -212,6 +221,7 @@ class GuardedTier:
                 self._n_faults = 0
                 self._failed.pop(result.key, None)
             elif result.outcome in (Outcome.FAILED, Outcome.LATE):
+                self._counters.n_late += result.outcome is Outcome.LATE
                 self._fault()
             return self._report(result.job_id, result.key, result.outcome, reason=result.reason)
         try:
@@ -245,12 +255,18 @@ class GuardedTier:
         self._results.append(KeyResult(job_id, key, outcome, data, reason))
 
     def _call(self, what: str, ask: Callable[[], object]) -> object:
-        """Call into the tier. An exception is a lie and no answer."""
+        """Call into the tier. An exception is a lie and no answer; a call that waits is a lie as well."""
+        begun_s = self._clock()
         try:
-            return ask()
+            answer = ask()
         except Exception as error:  # noqa: BLE001 - a plug-in's code: whatever it raises is an outcome here
             self._lie(f"{what} raised {type(error).__name__}: {error}")
-            return None
+            answer = None
+        took_s = self._clock() - begun_s
+        if took_s > self._lookup_deadline_s and what not in _MAY_WAIT:
+            self._n_faults = max(self._n_faults, N_FAULTS_MAX - 1)
+            self._lie(f"{what} took {took_s:.1f} s, and everybody waited")
+        return answer
 
     def _fail(self, result: KeyResult, reason: str) -> None:
         self._lie(reason)

@@ -152,6 +152,8 @@ class TierCounters:
     n_invalid: int = 0  # objects found damaged or foreign
     n_degraded: int = 0  # times the tier stopped storing, or stopped altogether
     n_lies: int = 0  # breaches of this contract that a guard caught
+    n_lookups_waited: int = 0  # lookups that were UNKNOWN or PENDING first; a guard counts them
+    lookup_wait_s: float = 0.0  # until they were answered
 
 
 class Tier(Protocol):

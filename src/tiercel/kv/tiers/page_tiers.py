@@ -30,11 +30,14 @@ class TierSnapshot:
     counters: TierCounters
     tally: TierTally
     rates: Rates
+    n_active_loads: int = 0
+    n_active_stores: int = 0
 
     def as_dict(self) -> dict[str, int | float]:
         """Return all numbers by name."""
         parts = asdict(self.usage), asdict(self.counters), asdict(self.tally), asdict(self.rates)
-        return {name: value for part in parts for name, value in part.items()}
+        active = {"n_active_loads": self.n_active_loads, "n_active_stores": self.n_active_stores}
+        return {name: value for part in parts for name, value in part.items()} | active
 
 
 class PageTiers:
@@ -219,15 +222,18 @@ class PageTiers:
 
     def snapshot(self) -> tuple[TierSnapshot, ...]:
         """Return what each tier holds and has done."""
-        return tuple(
-            TierSnapshot(
-                placed.label,
-                placed.tier.usage(),
-                placed.tier.counters(),
-                replace(self._rig.tallies[place]),
-                self._rig.rates(place),
-            )
-            for place, placed in enumerate(self._rig.tiers)
+        return tuple(self._snapshot(place, placed) for place, placed in enumerate(self._rig.tiers))
+
+    def _snapshot(self, place: int, placed: PlacedTier) -> TierSnapshot:
+        n_loads, n_stores = (0, 0) if self.states is None else self.states.n_active(place)
+        return TierSnapshot(
+            placed.label,
+            placed.tier.usage(),
+            placed.tier.counters(),
+            replace(self._rig.tallies[place]),
+            self._rig.rates(place),
+            n_loads + self._promotions.n_active(place),
+            n_stores + self._demotions.n_active(place),
         )
 
     def held_pages(self) -> list[int]:

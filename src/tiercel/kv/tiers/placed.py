@@ -67,6 +67,7 @@ class TierTally:
     n_pages_failed: int = 0  # asked for, and absent, damaged, refused or cancelled
     n_pages_late: int = 0
     n_pages_unused: int = 0  # loaded, and given up behind a page that did not come, or for want of room
+    n_loads_without_room: int = 0  # not begun, or given up, as the pool or the snapshots had none
     n_recomputed: int = 0  # hits that were computed instead, as that was estimated to be faster
     n_stores: int = 0  # pages given to the tier
     stored_bytes: int = 0

@@ -114,6 +114,10 @@ class Promotions:
         """Loads under way."""
         return len(self._loads)
 
+    def n_active(self, place: int) -> int:
+        """Count the jobs that a tier has not answered for."""
+        return sum(job.place == place for job in self._jobs.values())
+
     @property
     def has_more(self) -> bool:
         """Whether `settle` left pages that it could have written."""
@@ -221,6 +225,7 @@ class Promotions:
         load = next(reversed(self._loads))
         left = next((landing for landing in load.landings if not landing.has_landed), None)
         assert left is not None, "kv.tiers: a load that has landed is kept"
+        self._rig.tallies[left.place].n_loads_without_room += 1
         self._cut(left)
         return True
 
@@ -304,6 +309,8 @@ class Promotions:
         page_ids = rig.pool.acquire(len(run))
         if page_ids is None:
             rig.pool.release(hit_ids)
+            for place in {place for _, place in run}:
+                rig.tallies[place].n_loads_without_room += 1
             return
         load = _Load(len(run), fence, list(hit_ids))
         self._loads[load] = None

@@ -85,6 +85,11 @@ class StateTiers:
         """Loads under way, each of which holds a reserved place."""
         return len(self._loads)
 
+    def n_active(self, place: int) -> tuple[int, int]:
+        """Count the loads and the stores that a tier has not answered for."""
+        n_loads = sum(load.place == place for load in self._loads.values())
+        return n_loads, sum(at == place for at, _ in self._jobs.values())
+
     @property
     def has_work(self) -> bool:
         """Whether `work` could do something now."""
@@ -248,6 +253,7 @@ class StateTiers:
         key = keys[n_pages - 1]
         snapshot = self._store.reserve(n_pages * size, n_saved, key=key, is_awaited=True)
         if snapshot is None:
+            rig.tallies[place].n_loads_without_room += 1
             return False
         now_s, job_id, placed = rig.clock(), rig.next_job_id(), rig.tiers[place]
         self._loads[key] = _Load(snapshot, list(keys[:n_pages]), place, job_id, now_s)

@@ -124,6 +124,60 @@ def test_a_tier_that_keeps_failing_is_left_alone_and_tried_again_later():
     assert tier.lookup(2) is Answer.MISS, "one fault is enough the second time"
 
 
+@pytest.mark.parametrize("call", ["lookup", "submit_load", "submit_store", "poll", "touch", "usage"])
+def test_a_tier_whose_call_waits_is_left_alone_at_once(call):
+    """A thread that waits in a call cannot be taken back: but it happens once."""
+    tier, inner, clock = guarded()
+    asked, ask = [], getattr(inner, call)
+
+    def wait(*words):
+        asked.append(call)
+        clock.advance(10.0)
+        return ask(*words)
+
+    setattr(inner, call, wait)
+    tier.store([3])
+    tier.tier.lookup(key_of(1))
+    tier.tier.touch([key_of(1)])
+    tier.tier.usage()
+    tier.load([1])
+    n_asked = len(asked)
+    assert n_asked in (1, 2), "poll and usage are asked of a tier that is left alone too"
+    assert tier.tier.lookup(key_of(1)) is Answer.MISS
+    assert tier.load([1])[0].outcome is Outcome.REFUSED
+    assert tier.tier.counters().n_degraded == 1
+    setattr(inner, call, ask)
+    clock.advance(30.0)
+    assert tier.load([2])[0].data == body_of(2)
+
+
+def test_what_a_tier_itself_found_late_and_what_it_was_spared_is_counted():
+    tier, inner, _ = guarded()
+    tier.load([1, 2])
+    late = tier.submit_load([1], deadline_s=0.0)
+    tier.poll()
+    assert tier.results[late, key_of(1)].outcome is Outcome.LATE
+    inner.lies[key_of(2)] = Lie.RAISES
+    for _ in range(N_FAULTS_MAX):
+        tier.load([2])
+    n_refused = tier.tier.counters().n_refused
+    tier.load([2])
+    counters = tier.tier.counters()
+    assert (counters.n_late, counters.n_refused - n_refused) == (1, 1)
+
+
+def test_how_long_lookups_were_waited_for_is_counted():
+    tier, inner, clock = guarded()
+    inner.lies[key_of(3)] = Lie.NEVER
+    tier.tier.lookup(key_of(3))
+    clock.advance(0.5)
+    inner.lies.clear()
+    assert tier.tier.lookup(key_of(3)) is Answer.MISS
+    assert tier.tier.lookup(key_of(1)) is Answer.HIT
+    counters = tier.tier.counters()
+    assert (counters.n_lookups_waited, counters.lookup_wait_s) == (1, 0.5)
+
+
 def test_a_tier_whose_reset_raises_is_never_asked_again():
     tier, inner, clock = guarded()
     inner.reset = lambda: 1 / 0

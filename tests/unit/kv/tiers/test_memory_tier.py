@@ -18,7 +18,7 @@ class TestMemoryTier(TierContract):
 class TestGuardedMemoryTier(TierContract):
     def make_tier(self, identity, wake, capacity_bytes):
         inner = MemoryTier(identity, capacity_bytes, wake, time.monotonic)
-        return GuardedTier("memory", inner, identity, time.monotonic, seals=False)
+        return GuardedTier("memory", inner, identity, time.monotonic, lookup_deadline_s=1e9, seals=False)
 
     # The guard's owner is our own code, which never stores an object of another length.
     test_objects_of_the_wrong_length_or_group_are_not_served = None
