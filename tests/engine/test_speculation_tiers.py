@@ -1,5 +1,5 @@
-"""Speculation above a disk tier: only verified tokens enter the prefix cache and the tier, whatever is drafted, and what
-an engine stored is what the next one, with or without drafts, would have computed.
+"""Speculation above a disk tier: only verified tokens enter the prefix cache and the tier, whatever is drafted, and
+what an engine stored is what the next one, with or without drafts, would have computed.
 """
 
 import random
@@ -143,7 +143,7 @@ def converse(folder, path, case, n_restarts=2, **options):
             client = llm.client
             root = root_key(client._weights_digest, client._kv_dtype, 16)
         texts = [talk + list(o.outputs[0].token_ids) for talk, o in zip(talks, outputs, strict=True)]
-        talks = [text + [97 + rng.randrange(5)] for text in texts]
+        talks = [[*text, 97 + rng.randrange(5)] for text in texts]
     return answers, {key for text in texts for key in extend(root, text, 16)}, counts
 
 
