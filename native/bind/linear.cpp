@@ -183,18 +183,21 @@ void run_linear(const std::string& level, const std::vector<nb::tuple>& py_parts
   run_team(n_threads, linear_thread_bytes(k, m), [&](const ThreadCtx& ctx) { table.linear(args, ctx); });
 }
 
-void run_embed(const std::string& level, const PackedStore& matrix, Ids ids, FloatsOut y, float scale, int32_t n_threads) {
+void run_embed(const std::string& level, const PackedStore& matrix, Ids ids, FloatsOut y, float scale, int32_t n_threads,
+               const std::optional<Floats1d>& masked) {
   const KernelTable& table = table_of(level);
   check_threads("embed", n_threads);
   const PackedMatrix& w = matrix.view();
   const int64_t m = static_cast<int64_t>(ids.shape(0));
   if (static_cast<int64_t>(y.shape(0)) != m || static_cast<int64_t>(y.shape(1)) != w.k)
     refuse("embed: y is [%lld, %lld]; needs [%lld, %lld]", number(y.shape(0)), number(y.shape(1)), number(m), number(w.k));
+  if (masked && static_cast<int64_t>(masked->shape(0)) != w.k)
+    refuse("embed: masked has %lld values; the matrix has %lld columns", number(masked->shape(0)), number(w.k));
   for (int64_t i = 0; i < m; ++i)
-    if (ids.data()[i] < 0 || ids.data()[i] >= w.n)
+    if (ids.data()[i] < (masked ? -1 : 0) || ids.data()[i] >= w.n)
       refuse("embed: ids[%lld] is %d; the matrix has %lld rows", number(i), ids.data()[i], number(w.n));
   const nb::gil_scoped_release unlocked;
-  const EmbedArgs args = {&w, ids.data(), m, y.data(), w.k, scale};
+  const EmbedArgs args = {&w, ids.data(), m, y.data(), w.k, scale, 0, nullptr, masked ? masked->data() : nullptr};
   run_team(n_threads, 0, [&](const ThreadCtx& ctx) { table.embed(args, ctx); });
 }
 
@@ -275,7 +278,8 @@ void bind_linear(nb::module_& m) {
         nb::arg("n_threads") = 1,
         "Test door: y[:, y_col : y_col + n] = x @ W^T (+ bias) (+ residual) for each part (matrix, bias or None, y_col).");
   m.def("embed", &run_embed, nb::arg("level"), nb::arg("matrix"), nb::arg("ids"), nb::arg("y").noconvert(), nb::arg("scale") = 1.0f,
-        nb::arg("n_threads") = 1, "Test door: y[i] = row ids[i] of the matrix, times scale.");
+        nb::arg("n_threads") = 1, nb::arg("masked").none() = nb::none(),
+        "Test door: y[i] = row ids[i] of the matrix, or masked where that is -1, times scale.");
   m.def("quantize_rows", &run_quantize, nb::arg("level"), nb::arg("x"), nb::arg("q").noconvert(), nb::arg("scale").noconvert(),
         nb::arg("n_threads") = 1, "Test door: rounds x [M, K] to q int8 [M, K] and scale [M, K / 32].");
 }

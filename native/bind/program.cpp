@@ -189,10 +189,13 @@ void bind_recording(nb::module_& m) {
           "inv_freq"_a, "magnitude"_a, "out"_a)
       .def(
           "embed",
-          [](Recording& r, const std::shared_ptr<PackedStore>& w, float scale, Buffer y, bool skips_first) {
-            r.add(false, op::Embed{r.keep(w), scale, place_of(y), skips_first});
+          [](Recording& r, const std::shared_ptr<PackedStore>& w, float scale, Buffer y, bool skips_first,
+             const std::optional<Floats>& masked) {
+            if (masked && static_cast<int64_t>(masked->size()) != w->view().k)
+              throw nb::value_error("embed: masked needs one number a column");
+            r.add(false, op::Embed{r.keep(w), scale, place_of(y), skips_first, copy_of(masked)});
           },
-          "w"_a, "scale"_a, "y"_a, "skips_first"_a = false)
+          "w"_a, "scale"_a, "y"_a, "skips_first"_a = false, "masked"_a.none() = nb::none())
       .def(
           "norm",
           [](Recording& r, bool logits_rows, Buffer x, int64_t width, const Floats& w, float eps, std::optional<Buffer> residual, Buffer y,
@@ -234,13 +237,13 @@ void bind_recording(nb::module_& m) {
       .def(
           "attention",
           [](Recording& r, bool logits_rows, Buffer q, Buffer y, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, float scale,
-             int32_t window, float softcap, int32_t layer, const std::optional<Floats>& sinks, int32_t latent_values) {
+             int32_t window, float softcap, int32_t layer, const std::optional<Floats>& sinks, int32_t latent_values, bool sees_block) {
             if (sinks && sinks->size() != static_cast<size_t>(n_heads)) throw nb::value_error("attention: needs a sink for each head");
             r.add(logits_rows, op::Attention{place_of(q), place_of(y), n_heads, n_kv_heads, head_dim, scale, window, softcap, layer,
-                                             copy_of(sinks), latent_values});
+                                             copy_of(sinks), latent_values, sees_block});
           },
           "logits_rows"_a, "q"_a, "y"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a,
-          "sinks"_a.none() = nb::none(), "latent_values"_a = 0)
+          "sinks"_a.none() = nb::none(), "latent_values"_a = 0, "sees_block"_a = false)
       .def(
           "latent_kv",
           [](Recording& r, Buffer latents, int32_t rank, int32_t rope, const Floats& norm, float eps, std::optional<Buffer> cos_sin,
@@ -460,7 +463,21 @@ void bind_recording(nb::module_& m) {
           [](Recording& r, bool logits_rows, Buffer x, int64_t x_width, Buffer z, int64_t z_width, Buffer y) {
             r.add(logits_rows, op::Join{place_of(x), x_width, place_of(z), z_width, place_of(y)});
           },
-          "logits_rows"_a, "x"_a, "x_width"_a, "z"_a, "z_width"_a, "y"_a);
+          "logits_rows"_a, "x"_a, "x_width"_a, "z"_a, "z_width"_a, "y"_a)
+      .def(
+          "block_conv",
+          [](Recording& r, Buffer x, int64_t width, Buffer delta, int32_t taps, int32_t group, const Floats& base, Buffer y) {
+            if (taps < 1 || group < 1 || width % group != 0 || static_cast<int64_t>(base.size()) != taps * width)
+              throw nb::value_error("block_conv: base needs taps * width numbers, width a multiple of group");
+            r.add(false, op::BlockConv{place_of(x), width, place_of(delta), taps, group, copy_of(base), place_of(y)});
+          },
+          "x"_a, "width"_a, "delta"_a, "taps"_a, "group"_a, "base"_a, "y"_a)
+      .def(
+          "scale",
+          [](Recording& r, bool logits_rows, Buffer x, int64_t width, float factor) {
+            r.add(logits_rows, op::Scale{place_of(x), width, factor});
+          },
+          "logits_rows"_a, "x"_a, "width"_a, "factor"_a);
 }
 
 void bind_runner(nb::module_& m) {

@@ -201,7 +201,8 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
           },
           [&](const op::Embed& o) {
             const int32_t* zero_at = o.skips_first ? step.row_pos : nullptr;
-            kernels_->embed({&o.w, step.row_token, m, floats(o.y), cols(o.y), o.scale, 0, zero_at}, ctx);
+            kernels_->embed(
+                {&o.w, step.row_token, m, floats(o.y), cols(o.y), o.scale, 0, zero_at, o.masked.empty() ? nullptr : o.masked.data()}, ctx);
           },
           [&](const op::Norm& o) {
             const QuantRows q = quant_rows(o.y, o.width, private_row);
@@ -233,7 +234,7 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
               rows.n_tokens = step.n_rows, rows.seq_start = step.logits_seq_start, rows.seq_rows = step.logits_seq_rows;
             kernels_->attention({floats(o.q), cols(o.q), floats(o.y), cols(o.y), o.n_heads, o.n_kv_heads, o.head_dim, o.scale, o.window,
                                  o.softcap, kv_.layer(o.layer), attention_scratch_->data(), attention_scratch_->bytes(),
-                                 o.sinks.empty() ? nullptr : o.sinks.data(), o.latent_values},
+                                 o.sinks.empty() ? nullptr : o.sinks.data(), o.latent_values, o.sees_block},
                                 rows, ctx);
           },
           [&](const op::Gated& o) {
@@ -341,6 +342,12 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
             kernels_->gate_norm(
                 {floats(o.x), cols(o.x), m, floats(o.z), cols(o.z), o.groups, o.group_dim, o.w.data(), o.eps, floats(o.y), cols(o.y)}, ctx);
           },
+          [&](const op::BlockConv& o) {
+            kernels_->block_conv(
+                {floats(o.x), cols(o.x), o.width, floats(o.delta), cols(o.delta), o.taps, o.group, o.base.data(), floats(o.y), cols(o.y)},
+                step, ctx);
+          },
+          [&](const op::Scale& o) { kernels_->scale({floats(o.x), cols(o.x), m, o.width, o.factor}, ctx); },
       },
       op.body);
 }

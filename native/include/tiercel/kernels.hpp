@@ -66,7 +66,7 @@ struct StepView {
   const int32_t* seq_slot;         // [S]
   const int32_t* seq_start;        // [S] position of the sequence's first row in this step
   const int32_t* seq_rows;         // [S + 1] first row of each sequence
-  const int32_t* row_token;        // [T]
+  const int32_t* row_token;        // [T] ids; -1: the masked row of an Embed that has one
   const int32_t* row_pos;          // [T]
   const int32_t* row_seq;          // [T]
   const int32_t* logits_rows;      // [R] of each sequence the last ones, so that they stand at consecutive positions
@@ -124,6 +124,7 @@ struct EmbedArgs {
   float scale;
   int32_t first = 0;                // added to each id
   const int32_t* zero_at = nullptr; // [m]: a row whose number is 0 is zeros
+  const float* masked = nullptr;    // [E]: times scale, the row of id -1
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w over each row of width columns. Results go to y (f32) or,
@@ -206,6 +207,7 @@ struct AttentionArgs {
   const float* sinks = nullptr; // [H] or nullptr: logits that take weight in a row's softmax and give no value
   // n > 0: pages hold latent rows, which are keys, and whose first n columns are the values; n_kv_heads is 1, y [T, H * n].
   int32_t latent_values = 0;
+  bool sees_block = false; // every row of a sequence in the step sees, and begins its window, where the last one does
 };
 
 // For each row of latents [T, rank + rope]: RMS norm of the first rank columns, rotation of the others, both in place; then the row
@@ -494,6 +496,30 @@ struct ResidualMixArgs {
   int64_t ldy;
 };
 
+// y[i, c] = sum over taps t <= i of (base[t, c] + delta[i, t, c / group]) * x[i - t, c]; i counts from the sequence's first row in the
+// step.
+struct BlockConvArgs {
+  const float* x; // [T, width]
+  int64_t ldx;
+  int64_t width;      // a multiple of group
+  const float* delta; // [T, taps * (width / group)]
+  int64_t ld_delta;
+  int32_t taps;
+  int32_t group;
+  const float* base; // [taps, width]
+  float* y;          // neither x nor delta
+  int64_t ldy;
+};
+
+// x = factor * x, in place.
+struct ScaleArgs {
+  float* x;
+  int64_t ldx;
+  int64_t m;
+  int64_t width;
+  float factor;
+};
+
 struct KernelTable {
   const char* level; // "scalar", "avx2", "avx512"
   void (*linear)(const LinearArgs&, const ThreadCtx&);
@@ -530,6 +556,8 @@ struct KernelTable {
   void (*residual_mix)(const ResidualMixArgs&, const ThreadCtx&);
   void (*ssd)(const SsdArgs&, const StepView&, const ThreadCtx&);
   void (*gate_norm)(const GateNormArgs&, const ThreadCtx&);
+  void (*block_conv)(const BlockConvArgs&, const StepView&, const ThreadCtx&);
+  void (*scale)(const ScaleArgs&, const ThreadCtx&);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.

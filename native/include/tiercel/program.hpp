@@ -48,7 +48,8 @@ struct Embed {
   PackedMatrix w;
   float scale;
   BufferRef y;
-  bool skips_first = false; // the row at position 0 is zeros
+  bool skips_first = false;  // the row at position 0 is zeros
+  std::vector<float> masked; // the row of id -1; empty: there is no such id
 };
 struct EmbedRows { // a row of w for each token's position or segment, counted from row `first`
   PackedMatrix w;
@@ -99,6 +100,7 @@ struct Attention { // of all rows, or of those that need logits, whose queries q
   int32_t layer;
   std::vector<float> sinks;  // [H], or empty: none
   int32_t latent_values = 0; // of latent rows, the columns that are values
+  bool sees_block = false;   // see AttentionArgs
 };
 struct Gated {
   BufferRef x;
@@ -256,12 +258,26 @@ struct Join { // rows of x, and behind them those of z
   int64_t z_width;
   BufferRef y;
 };
+struct BlockConv {
+  BufferRef x;
+  int64_t width;
+  BufferRef delta;
+  int32_t taps, group;
+  std::vector<float> base; // [taps, width]
+  BufferRef y;
+};
+struct Scale {
+  BufferRef x;
+  int64_t width;
+  float factor;
+};
 } // namespace op
 
-using OpBody = std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated,
-                            op::SelectRows, op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear,
-                            op::SigmoidGate, op::ShortConv, op::DeltaRule, op::GatedNorm, op::EmbedRows, op::LayerNorm, op::Activate,
-                            op::SequenceAttention, op::ResidualMix, op::Given, op::Join, op::Ssd, op::GateNorm, op::DeltaLayer>;
+using OpBody =
+    std::variant<op::RopeTable, op::Embed, op::Norm, op::Quantize, op::Linear, op::RopeKv, op::Attention, op::Gated, op::SelectRows,
+                 op::Softcap, op::Add, op::Router, op::Experts, op::LatentKv, op::LatentQuery, op::HeadLinear, op::SigmoidGate,
+                 op::ShortConv, op::DeltaRule, op::GatedNorm, op::EmbedRows, op::LayerNorm, op::Activate, op::SequenceAttention,
+                 op::ResidualMix, op::Given, op::Join, op::Ssd, op::GateNorm, op::DeltaLayer, op::BlockConv, op::Scale>;
 
 struct Op {
   Rows rows;

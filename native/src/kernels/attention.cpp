@@ -12,6 +12,8 @@
 // Over int8 pages, both products are exact integers of operands rounded to 16 bits: attention_tiles_int8.hpp says how.
 // Splits, runs and tokens that the row does not see take part in nothing: what they hold never matters, NaN included.
 //
+// With sees_block, all rows of a sequence in the step stand where its last one does: a drafter's block, which sees itself whole.
+//
 // A row of `sinks` joins its logit to the softmax at the very end: with M = max(m, sink), the sum is fma(sum, 2^(m - M), 2^(sink - M)).
 // Latent rows are the keys, and their first columns the values: one copy in the pages, both forms in the expanded split.
 //
@@ -256,7 +258,7 @@ class Worker {
                     n = block.n_rows * (i + 1) / n_tiles - r; // even tiles: 4 + 4, not 6 + 2
       RowBounds bounds = {};
       for (int64_t j = 0; j < n; ++j) {
-        const int64_t pos = block.pos + (r + j) / plan_.group;
+        const int64_t pos = plan_.position(block, (r + j) / plan_.group);
         bounds.begin[j] = static_cast<int>(at_most(at_least(plan_.first_visible(pos) - c * kSplitTokens, 0), kSplitTokens));
         bounds.end[j] = static_cast<int>(at_most(at_least(pos + 1 - c * kSplitTokens, 0), kSplitTokens));
       }
@@ -283,7 +285,7 @@ class Worker {
     store(gains, gain);
     store(sums, fma(load_n(running.sum + r, count), keep, mul(load_n(split.sum, count), gain)));
     for (int j = 0; j < count; ++j) {
-      const int64_t pos = block.pos + (r + j) / plan_.group;
+      const int64_t pos = plan_.position(block, (r + j) / plan_.group);
       const int64_t first = plan_.first_visible(pos) / kSplitTokens;
       if (c < first || c > pos / kSplitTokens) continue;
       float* out = running.out + (r + j) * running.ld;

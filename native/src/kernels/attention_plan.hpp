@@ -23,7 +23,7 @@ struct Block {
   int32_t seq;
   int64_t row; // first query's row of the step
   int64_t n_queries;
-  int64_t pos;        // first query's position
+  int64_t pos;        // first query's position; of a sequence whose rows see their block, its last row's
   int64_t begin, end; // positions that any of its queries sees
   int64_t n_rows;     // queries x heads of a group
   int64_t weight;     // cost of one visible position
@@ -59,14 +59,18 @@ struct Plan {
 
   int64_t first_visible(int64_t pos) const { return args.window > 0 ? at_least(pos - args.window + 1, 0) : 0; }
 
+  // Where a query of a block looks from.
+  int64_t position(const Block& k, int64_t query) const { return args.sees_block ? k.pos : k.pos + query; }
+
   Block block(int32_t seq, int64_t b) const {
     Block k;
     k.seq = seq;
     k.row = view.seq_rows[seq] + b * queries_per_block;
     k.n_queries = at_most(queries_per_block, view.seq_rows[seq + 1] - k.row);
-    k.pos = view.seq_start[seq] + b * queries_per_block;
+    k.pos = args.sees_block ? view.seq_start[seq] + view.seq_rows[seq + 1] - view.seq_rows[seq] - 1
+                            : view.seq_start[seq] + b * queries_per_block;
     k.begin = first_visible(k.pos);
-    k.end = k.pos + k.n_queries;
+    k.end = position(k, k.n_queries - 1) + 1;
     k.n_rows = k.n_queries * group;
     k.weight = 4 + k.n_rows; // reading a position's page costs about as much as four rows' arithmetic
     const int64_t n_splits = k.split_end() - k.split_begin();

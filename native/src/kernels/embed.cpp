@@ -126,6 +126,13 @@ void embed_row(const PackedMatrix& w, int64_t row, float scale, float* y) {
   }
 }
 
+void masked_row(const float* row, int64_t k, float scale, float* y) {
+  for (int64_t j = 0; j < k; j += 16) {
+    const int n = static_cast<int>(k - j < 16 ? k - j : 16);
+    store_n(y + j, scaled(load_n(row + j, n), scale), n);
+  }
+}
+
 } // namespace
 
 void embed(const EmbedArgs& args, const ThreadCtx& ctx) {
@@ -134,6 +141,8 @@ void embed(const EmbedArgs& args, const ThreadCtx& ctx) {
     float* y = args.y + i * args.ldy;
     if (args.zero_at != nullptr && args.zero_at[i] == 0)
       for (int64_t j = 0; j < args.w->k; ++j) y[j] = 0.0f;
+    else if (args.masked != nullptr && args.ids[i] < 0)
+      masked_row(args.masked, args.w->k, args.scale, y);
     else
       embed_row(*args.w, args.ids[i] + args.first, args.scale, y);
   }

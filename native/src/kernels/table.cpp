@@ -39,6 +39,8 @@ const KernelTable table = {
     residual_mix,
     ssd,
     gate_norm,
+    block_conv,
+    scale,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

@@ -58,4 +58,8 @@ void sequence_attention(const SequenceAttentionArgs&, const StepView&, const Thr
 // residual_mix.cpp
 void residual_mix(const ResidualMixArgs&, const ThreadCtx&);
 
+// draft.cpp
+void block_conv(const BlockConvArgs&, const StepView&, const ThreadCtx&);
+void scale(const ScaleArgs&, const ThreadCtx&);
+
 } // namespace tiercel::TIERCEL_LEVEL

@@ -56,13 +56,13 @@ class _Lowering:
             self._last_use[program.hidden] = len(program.ops)
         self._places: dict[Value, _Columns] = {}
         self._absorbed: set[Value] = set()
-        self._heads: dict[Value, tuple[_Head, _Head, _Head]] = {}
+        self._heads: dict[Value, tuple[_Head, ...]] = {}  # of q, k, v, or of k, v
         self._n_buffers = 0
         self._out: list[NativeOp] = []
 
     def run(self) -> Lowered:
         for op in self._program.ops:
-            if op.op == "attention":
+            if op.op in ("attention", "keep_kv"):
                 self._join_heads(op)
             elif op.op in ("gated", "sequence_attention"):
                 self._join([*op.inputs], op)
@@ -94,6 +94,9 @@ class _Lowering:
             "join": self._join_rows,
             "ssd": self._ssd,
             "gate_norm": self._gate_norm,
+            "keep_kv": self._keep_kv,
+            "block_conv": self._block_conv,
+            "scale": self._scale,
         }
         for op in self._program.ops:
             if op.output in self._absorbed:
@@ -113,8 +116,9 @@ class _Lowering:
         )
 
     def _join_heads(self, op: OpCall) -> None:
-        heads = (self._head(op.inputs[0]), self._head(op.inputs[1]), self._head(op.inputs[2]))
-        q, k, v = heads
+        heads = tuple(self._head(value) for value in op.inputs)
+        *_, k, v = heads
+        q = heads[0]  # or k, where only keys and values are kept
         if v.norm or v.rope or (q.rope and q.rope.inputs[1]) != (k.rope and k.rope.inputs[1]):
             raise self._refuse(op, "q and k must share one rotation, and v have neither norm nor rotation")
         if q.norm and k.norm and q.norm.real("eps") != k.norm.real("eps"):
@@ -193,7 +197,8 @@ class _Lowering:
 
     def _embed(self, op: OpCall) -> None:
         skips_first = bool(op.attrs.get("skips_first", 0))
-        self._out.append(low.Embed(op.weights["w"], op.real("scale"), self._new(op.output), skips_first))
+        masked = op.weights.get("masked")
+        self._out.append(low.Embed(op.weights["w"], op.real("scale"), self._new(op.output), skips_first, masked))
 
     def _rope_table(self, op: OpCall) -> None:
         self._out.append(low.RopeTable(op.constants[0], op.real("magnitude"), self._new(op.output)))
@@ -211,21 +216,44 @@ class _Lowering:
         self._out.append(low.LinearGroup(x, (part,), place.buffer))
 
     def _attention(self, op: OpCall) -> None:
-        q, k, _ = self._heads[op.output]
-        qkv = self._places[q.source].buffer
-        norms = [head.norm for head in (q, k) if head.norm]
-        cos_sin = self._whole(q.rope.inputs[1], op) if q.rope else None
+        q = self._heads[op.output][0]
+        rows = qkv = self._rope_kv(op, op.integer("heads"))
         h, n_kv, d = op.integer("heads"), op.integer("kv_heads"), op.integer("head_dim")
         layer = op.integer("layer")
-        eps = norms[0].real("eps") if norms else 0.0
-        self._out.append(low.RopeKv(qkv, h, n_kv, d, _weight(q.norm), _weight(k.norm), eps, cos_sin, layer))
-        rows = qkv
         if q.select:
             rows = self._buffer(op.output)
             self._out.append(low.SelectRows(qkv, rows))
         scale, window, softcap = op.real("scale"), op.integer("window"), op.real("softcap")
-        sinks = op.weights.get("sinks")
-        self._out.append(low.Attention(rows, self._new(op.output), h, n_kv, d, scale, window, softcap, layer, sinks))
+        sinks, sees_block = op.weights.get("sinks"), bool(op.attrs.get("sees_block", 0))
+        y = self._new(op.output)
+        self._out.append(low.Attention(rows, y, h, n_kv, d, scale, window, softcap, layer, sinks, 0, sees_block))
+
+    def _rope_kv(self, op: OpCall, n_heads: int) -> Buffer:
+        """Norm and rotate n_heads heads of queries, and the keys, and store these and the values."""
+        *queries, k, _ = self._heads[op.output]
+        q_norm, k_norm = queries[0].norm if queries else None, k.norm
+        qkv = self._places[(queries or [k])[0].source].buffer
+        norms = [norm for norm in (q_norm, k_norm) if norm]
+        cos_sin = self._whole(k.rope.inputs[1], op) if k.rope else None
+        eps = norms[0].real("eps") if norms else 0.0
+        sizes = (n_heads, op.integer("kv_heads"), op.integer("head_dim"))
+        self._out.append(low.RopeKv(qkv, *sizes, _weight(q_norm), _weight(k_norm), eps, cos_sin, op.integer("layer")))
+        return qkv
+
+    def _keep_kv(self, op: OpCall) -> None:
+        self._rope_kv(op, 0)
+
+    def _block_conv(self, op: OpCall) -> None:
+        x, delta = (self._whole(value, op) for value in op.inputs)
+        taps, group, side = op.integer("taps"), op.integer("group"), op.integer("side")
+        self._out.append(low.BlockConv(x, delta, op.weights["base"], taps, group, side, self._new(op.output)))
+
+    def _scale(self, op: OpCall) -> None:
+        if not self._dies_at(op.inputs[0], op):
+            raise self._refuse(op, "its operand must not be read again, to be scaled in place")
+        x = self._whole(op.inputs[0], op)
+        self._out.append(low.Scale(x, op.real("factor")))
+        self._places[op.output] = _Columns(x, 0)
 
     def _gated(self, op: OpCall) -> None:
         gate = op.inputs[0]

@@ -5,14 +5,15 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
 
     op           reads                      writes   meaning (definitions: `ops.reference`)
     RopeTable    step positions             y        y = [cos | sin](position * inv_freq) * magnitude          [T, 2*d2]
-    Embed        step tokens                y        y = row token of w, times scale                           [T, E]
+    Embed        step tokens                y        y = row token of w, or masked for -1, times scale          [T, E]
     Norm         x, residual?               y        y = rms_norm(x, w, eps) (+ residual); y is F32 or Q8
     Quantize     x                          y (Q8)   y = x rounded to int8
     LinearGroup  x (F32 or Q8), residual?   y        y[:, y_col : y_col + N] = x @ w.T (+ bias) (+ residual), each part
-    RopeKv       qkv, cos_sin?              qkv      q, k: norm of each head, then rotation; q stays in place, k and v
+    RopeKv       qkv, cos_sin?              qkv      norm, then rotation, of q (if any) and k; q stays in place, k and v
                                                      go to the layer's store. qkv = [q: H*D | k: K*D | v: K*D]
     Attention    q (a qkv buffer, or        y        y = attention of q[:, : H*D] over the layer's store, of all rows
-                 selected rows), store               or of those that need logits                              [., H*D]
+                 selected rows), store               or of those that need logits, each as the last of its
+                                                     sequence's rows if it `sees_block`                        [., H*D]
     Gated        x [., 2F]                  y        y = act(x[:, :F]) * x[:, F:]; y is F32 or Q8
     SelectRows   x [T, .], step rows        y [R,E]  y = the first E columns of the rows that need logits
     Softcap      x                          x        x = cap * tanh(x / cap)
@@ -37,6 +38,8 @@ apart) or Q8 (rows rounded to int8 in groups of 32, laid out as the backend like
     Join         x, z                       y        y = [x | z]
     Ssd          xbc, dt, state             y        y = Mamba2's recurrence over the sequence                  [T, H*P]
     GateNorm     x, z                       y        y = norm of each group of x * silu(columns of z)
+    BlockConv    x, delta                   y        y = each row with those before it in its block             [T, C]
+    Scale        x                          x        x = factor * x
 
 Rules, held by `Lowered.check`: a residual may be y itself (in place), and is not Q8; after RopeKv, columns H*D.. of the
 qkv buffer are not defined; the parts of a LinearGroup fill disjoint columns of y; a LinearGroup on Q8 has quantised
@@ -60,6 +63,10 @@ from tiercel.ops.buffers import BufferKind as BufferKind
 from tiercel.ops.buffers import are_alike
 from tiercel.ops.costs import Cost
 from tiercel.ops.dims import ACTIVATION_GROUP, MAX_RESIDUALS, UNARY, Bounds, Dim
+from tiercel.ops.lowered_draft import BlockConv as BlockConv
+from tiercel.ops.lowered_draft import DraftOp
+from tiercel.ops.lowered_draft import Scale as Scale
+from tiercel.ops.lowered_draft import rules as draft_rules
 from tiercel.ops.lowered_recurrent import DeltaLayer as DeltaLayer
 from tiercel.ops.lowered_recurrent import DeltaRule as DeltaRule
 from tiercel.ops.lowered_recurrent import GatedNorm as GatedNorm
@@ -90,6 +97,7 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     scale: float
     y: Buffer
     skips_first: bool = False  # the row at position 0 is zeros
+    masked: Weight | None = None
 
 
 class Norm(msgspec.Struct, frozen=True, tag="norm"):
@@ -162,6 +170,7 @@ class Attention(msgspec.Struct, frozen=True, tag="attention"):
     layer: int
     sinks: Weight | None = None
     latent_values: int = 0  # above 0: the store holds latent rows of head_dim columns, the first of which are values
+    sees_block: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -378,6 +387,8 @@ NativeOp = (
     | Join
     | Ssd
     | GateNorm
+    | BlockConv
+    | Scale
 )
 """Any op of a lowered program."""
 
@@ -415,6 +426,8 @@ _READ_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
         Join: ("x", "z"),
         Ssd: ("xbc", "dt"),
         GateNorm: ("x", "z"),
+        BlockConv: ("x", "delta"),
+        Scale: ("x",),
     }
 )
 
@@ -425,7 +438,7 @@ def writes(op: NativeOp) -> Buffer:
         return op.qkv
     if isinstance(op, LatentKv):
         return op.latents
-    return op.x if isinstance(op, Softcap | Add | Activate) else op.y
+    return op.x if isinstance(op, Softcap | Add | Activate | Scale) else op.y
 
 
 def reads(op: NativeOp) -> tuple[Buffer, ...]:
@@ -539,7 +552,8 @@ def cost(op: NativeOp, bounds: Bounds, kv_dtype: str = "float16") -> Cost:
     per_column = {"norm": 4, "gated": 5, "quantize": 3, "rope_kv": 3, "softcap": 4, "add": 1, "embed": 1}
     per_column |= {"embed_rows": 1, "layer_norm": 6, "activate": 8}
     n_passes = len(op.sources) if isinstance(op, ResidualMix) else 1
-    per_column |= {"residual_mix": 6}
+    per_column |= {"residual_mix": 6, "scale": 1}
+    per_column |= {"block_conv": 3 * op.taps} if isinstance(op, BlockConv) else {}
     return Cost(per_column.get(op.kind, 0) * n_passes * m * writes(op).width, n_bytes)
 
 
@@ -569,7 +583,7 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
     if isinstance(op, RopeTable):
         yield y.width == 2 * len(op.inv_freq.values), f"y is {y.width} wide"
     elif isinstance(op, Embed):
-        yield y.width == op.w.shape[1], f"y is {y.width} wide"
+        yield y.width == op.w.shape[1] and (op.masked is None or op.masked.shape == (y.width,)), f"y is {y.width} wide"
     elif isinstance(op, Norm):
         yield are_alike(op.x, y) and op.w.shape == (y.width,), f"x {op.x.type_text}, w {op.w}, y {y.type_text}"
     elif isinstance(op, Quantize):
@@ -596,6 +610,8 @@ def _rules(op: NativeOp) -> Iterator[tuple[bool, str]]:
         yield from _latent_rules(op)
     elif isinstance(op, RecurrentOp):
         yield from recurrent_rules(op)
+    elif isinstance(op, DraftOp):
+        yield from draft_rules(op)
     elif isinstance(op, Add):
         yield op.x != op.y and are_alike(op.x, op.y), f"x {op.x.type_text}, y {op.y.type_text}"
     elif isinstance(op, Router):
@@ -671,7 +687,7 @@ def _line(op: NativeOp) -> str:
         if (
             value is None
             or value == ()
-            or (name in ("latent_values", "skips_first") and not value)
+            or (name in ("latent_values", "skips_first", "sees_block") and not value)
             or (isinstance(value, Buffer) and value == y and name not in ("residual", "qkv", "x", "latents"))
         ):
             continue

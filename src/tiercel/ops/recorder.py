@@ -92,11 +92,15 @@ class Recorder:
         self._kv_layers: list[KvLayer] = []
         self._hidden: Value | None = None
 
-    def embed(self, weight: str, *, scale: float = 1.0, skips_first: bool = False) -> Value:
-        """Look up the step's tokens in a weight [V, E]; with `skips_first`, the row at position 0 is zeros."""
+    def embed(self, weight: str, *, scale: float = 1.0, skips_first: bool = False, masked: str | None = None) -> Value:
+        """Look up the step's tokens in a weight [V, E]; with `skips_first`, the row at position 0 is zeros.
+
+        `masked` names a weight [E] that stands for the row of token -1; it is scaled as rows are.
+        """
         attrs: dict[str, Attr] = {"scale": float(scale)}
         attrs |= {"skips_first": 1} if skips_first else {}
-        return self._record("embed", (), {"w": self.weight(weight)}, attrs)
+        weights = {"w": self.weight(weight)} | ({} if masked is None else {"masked": self.weight(masked)})
+        return self._record("embed", (), weights, attrs)
 
     def rms_norm(self, x: Value, weight: str, eps: float, *, heads: int = 1, plus_one: bool = False) -> Value:
         """Normalise each of `heads` equal parts of every row; with `plus_one`, multiply by 1 + weight."""
@@ -136,17 +140,40 @@ class Recorder:
         window: int = 0,
         softcap: float = 0.0,
         sinks: str | None = None,
+        sees_block: bool = False,
     ) -> Value:
         """Keep keys and values in the layer's store, then attend each query to its own sequence.
 
         q has all rows of the step, or those that need logits. `sinks` is a weight [H]: a logit for each head that takes
-        part in the softmax and gives no value.
+        part in the softmax and gives no value. With `sees_block`, every row of a sequence in the step sees what the
+        last one does, the rows behind it too; a window counts from there. `layer` may be any number that no other layer
+        of the pool has: a drafter's follow the model's.
         """
         attrs: dict[str, Attr] = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         attrs |= {"scale": float(scale), "window": window, "softcap": float(softcap)}
+        attrs |= {"sees_block": 1} if sees_block else {}
         y = self._record("attention", (q, *kv), {} if sinks is None else {"sinks": self.weight(sinks)}, attrs)
         self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, window))
         return y
+
+    def keep_kv(self, k: Value, v: Value, *, layer: int, kv_heads: int, head_dim: int) -> None:
+        """Keep keys, normed and rotated already, and values in a layer's store, for another program to attend to."""
+        attrs: dict[str, Attr] = {"layer": layer, "kv_heads": kv_heads, "head_dim": head_dim}
+        self._record("keep_kv", (k, v), {}, attrs)
+        self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, 0))
+
+    def block_conv(self, x: Value, base: str, delta: Value, *, taps: int, group: int, side: int = 0) -> Value:
+        """Mix each row with those before it in its block: the sequence's rows in the step.
+
+        Tap t of row i weighs row i - t by base[t] + delta[i, t], the latter one number for `group` columns. `base` is a
+        weight [taps, C], or [S, taps, C] with `delta` [T, S * taps * C / group], of which `side` is used.
+        """
+        attrs: dict[str, Attr] = {"taps": taps, "group": group, "side": side}
+        return self._record("block_conv", (x, delta), {"base": self.weight(base)}, attrs)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """Return factor * x."""
+        return self._record("scale", (x,), {}, {"factor": float(factor)})
 
     def latent_attention(
         self,

@@ -67,6 +67,9 @@ TOLERANCE: Mapping[str, Tolerance] = MappingProxyType(
         "sequence_attention": Tolerance(2e-5, 1e-4),
         # Of sources up to a hundred, times the rounding of their weights.
         "residual_mix": Tolerance(2e-5, 1e-5),
+        "keep_kv": Tolerance(0.0, 0.0),
+        "block_conv": Tolerance(1e-6, 1e-5),
+        "scale": Tolerance(0.0, 0.0),
         "given": Tolerance(0.0, 0.0),
         "join": Tolerance(0.0, 0.0),
     }
@@ -171,17 +174,22 @@ def linear_q8(x: Floats, w: Floats, bias: Floats | None = None) -> Floats:
     return linear(dequantize_activations(*quantize_activations(x)), w, bias)
 
 
-def embed(ids: Ints, w: Floats, scale: float = 1.0) -> Floats:
-    """Return row ids[t] of w, times `scale`.
+def embed(ids: Ints, w: Floats, scale: float = 1.0, masked: Floats | None = None) -> Floats:
+    """Return row ids[t] of w, or `masked` where the id is -1, times `scale`.
 
     Shapes:
-        ids      [T]     integers in 0..V
+        ids      [T]     integers in 0..V; -1 too if there is `masked`
         w        [V, E]  float32
+        masked   [E]     float32
         returns  [T, E]  float32
 
     Raises:
-        ShapeError: w is no matrix, ids no vector, or an id is outside 0..V.
+        ShapeError: w is no matrix, ids no vector, masked no row of w, or an id is outside 0..V.
     """
+    if masked is not None:
+        _need(masked.shape == w.shape[1:], "embed", f"w {_s(w)} and masked {_s(masked)}", "masked [E] for w [V, E]")
+        y = embed(np.where(ids == -1, 0, ids), w, scale)
+        return np.where((ids == -1)[:, None], masked * np.float32(scale), y).astype(np.float32)
     _need(w.ndim == 2 and ids.ndim == 1, "embed", f"ids {_s(ids)} and w {_s(w)}", "ids [T] and w [V, E]")
     if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < w.shape[0]):
         raise ShapeError(f"ops.embed: got ids in {ids.min()}..{ids.max()}; ids in 0..{w.shape[0]} are needed")
@@ -297,8 +305,9 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Floats | None = None,
+    sees_block: bool = False,
 ) -> Floats:
-    """Attend queries at positions start.. to keys at positions 0.., causally.
+    """Attend queries at positions start.. to keys at positions 0.., causally; with `sees_block`, all as the last does.
 
     score = scale * q.k; with softcap c > 0, score = c * tanh(score / c). Key s is visible to the query at position t
     when s <= t and, with window W > 0, t - W < s. y = softmax(score) @ v over the visible keys. With sinks, the softmax
@@ -331,6 +340,8 @@ def attention(
     if softcap > 0.0:
         scores = softcap * np.tanh(scores / softcap)
     at = np.arange(start, start + n_tokens)[:, None]
+    if sees_block:
+        at = np.full_like(at, start + n_tokens - 1)
     key_at = np.arange(length)[None, :]
     visible = key_at <= at
     if window > 0:

@@ -13,11 +13,13 @@ import msgspec
 from tiercel.base.errors import ShapeError
 from tiercel.ops import (
     costs,
+    reference_draft,
     reference_encoder,
     reference_latent,
     reference_moe,
     reference_recurrent,
     reference_residual,
+    vocabulary_draft,
     vocabulary_encoder,
     vocabulary_latent,
     vocabulary_moe,
@@ -55,6 +57,9 @@ def _same(call: OpCall) -> Shape:
 def _embed(call: OpCall) -> Shape:
     w = call.weights["w"]
     _need(len(w.shape) == 2, call, f"w {list(w.shape)}", "[V, E]")
+    masked = call.weights.get("masked")
+    fits = masked is None or masked.shape == w.shape[1:]
+    _need(fits, call, f"w {list(w.shape)}, masked {list(masked.shape) if masked else []}", "masked [E]")
     return Dim.TOKENS, w.shape[1]
 
 
@@ -179,7 +184,13 @@ def _sequence_attention_cost(call: OpCall, bounds: Bounds) -> Cost:
 
 
 _SPECS = (
-    OpSpec("embed", "w [V,E] -> [T,E]: row token of w, times scale", _embed, definitions.embed, _table_cost),
+    OpSpec(
+        "embed",
+        "w [V,E], masked [E]? -> [T,E]: row token of w, or masked for token -1, times scale",
+        _embed,
+        definitions.embed,
+        _table_cost,
+    ),
     OpSpec(
         "rms_norm", "x [.,heads*n], w [n] -> like x: each head's norm", _rms_norm, definitions.rms_norm, _row_cost(4)
     ),
@@ -188,7 +199,8 @@ _SPECS = (
     OpSpec("rope", "x [T,heads*D], table [T,2*d2] -> like x", _rope, definitions.rope, _row_cost(3)),
     OpSpec(
         "attention",
-        "q [T or R,H*D], k, v [T,K*D] -> like q; keeps k and v, then attends causally to all that the layer kept",
+        "q [T or R,H*D], k, v [T,K*D] -> like q; keeps k and v, then attends causally to all that the layer kept, or "
+        "with sees_block as the last of the sequence's rows does",
         _attention,
         definitions.attention,
         _attention_cost,
@@ -317,8 +329,27 @@ _RESIDUAL_SPECS = (
     ),
 )
 
+_DRAFT_SPECS = (
+    OpSpec(
+        "keep_kv",
+        "k, v [T,K*D] -> [T,0]: keeps k and v in the layer's store",
+        _told(vocabulary_draft.keep_kv),
+        reference_draft.keep_kv,
+        vocabulary_draft.keep_kv_cost,
+    ),
+    OpSpec(
+        "block_conv",
+        "x [T,C], delta [T,S*taps*C/group], base [S,taps,C] -> like x: each row with those before it in its block, a "
+        "sequence's rows of the step, weighed by base + delta of one side",
+        _told(vocabulary_draft.block_conv),
+        reference_draft.block_conv,
+        vocabulary_draft.block_conv_cost,
+    ),
+    OpSpec("scale", "x -> factor * x", _told(vocabulary_draft.scale), reference_draft.scale, _row_cost(1)),
+)
+
 VOCABULARY: Mapping[str, OpSpec] = MappingProxyType(
-    {spec.name: spec for spec in (*_SPECS, *_RECURRENT_SPECS, *_RESIDUAL_SPECS)}
+    {spec.name: spec for spec in (*_SPECS, *_RECURRENT_SPECS, *_RESIDUAL_SPECS, *_DRAFT_SPECS)}
 )
 """Op name -> its spec."""
 

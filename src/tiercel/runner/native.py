@@ -16,7 +16,7 @@ from tiercel.base.errors import ConfigError, ShapeError, UnsupportedModel
 from tiercel.ops import lowered as ops
 from tiercel.ops.dims import Bounds, Dim
 from tiercel.ops.place import Placement, place
-from tiercel.ops.program import Weight
+from tiercel.ops.program import KvLayer, Weight
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
 from tiercel.runner.capacity import Capacity
@@ -385,8 +385,13 @@ class _Lowering:
         self._placement = placement
         self._weights = weights
 
-    def run(self, program: ops.Lowered) -> None:
-        self._kv_at = {layer.index: i for i, layer in enumerate(program.kv_layers)}
+    def run(self, program: ops.Lowered, kv_layers: Sequence[KvLayer] | None = None) -> None:
+        """`kv_layers` are the pool's, if they are not the program's own: a drafter's program uses some of them."""
+        pool = program.kv_layers if kv_layers is None else kv_layers
+        self._kv_at = {layer.index: i for i, layer in enumerate(pool)}
+        missing = [layer for layer in program.kv_layers if layer not in pool]
+        if missing:
+            raise ShapeError(f"runner.native: {program.name} uses [{missing[0]}]; the pool has no such layer; add it")
         self._state_at = state_offsets(program)
         for op in program.ops:
             getattr(self, f"_{op.kind}")(op)
@@ -395,6 +400,9 @@ class _Lowering:
         where = self._placement.places[buffer.id]
         return (where.offset_bytes, where.stride_bytes)
 
+    def _maybe(self, weight: Weight | None) -> "array[float] | None":
+        return None if weight is None else self._weights.vector(weight)
+
     def _maybe_at(self, buffer: ops.Buffer | None) -> tuple[int, int] | None:
         return None if buffer is None else self._at(buffer)
 
@@ -402,7 +410,7 @@ class _Lowering:
         self._to.rope_table(array("f", op.inv_freq.values), op.magnitude, self._at(op.y))
 
     def _embed(self, op: ops.Embed) -> None:
-        self._to.embed(self._weights.matrix(op.w), op.scale, self._at(op.y), op.skips_first)
+        self._to.embed(self._weights.matrix(op.w), op.scale, self._at(op.y), op.skips_first, self._maybe(op.masked))
 
     def _norm(self, op: ops.Norm) -> None:
         self._to.norm(
@@ -475,6 +483,7 @@ class _Lowering:
             self._kv_at[op.layer],
             None if op.sinks is None else self._weights.vector(op.sinks),
             op.latent_values,
+            op.sees_block,
         )
 
     def _latent_kv(self, op: ops.LatentKv) -> None:
@@ -667,6 +676,16 @@ class _Lowering:
     def _join(self, op: ops.Join) -> None:
         places = (self._at(op.x), op.x.width, self._at(op.z), op.z.width, self._at(op.y))
         self._to.join(op.y.rows is Dim.ROWS, *places)
+
+    def _block_conv(self, op: ops.BlockConv) -> None:
+        width, groups = op.x.width, op.x.width // op.group
+        n = op.taps * width
+        base = self._weights.vector(op.base)[op.side * n : (op.side + 1) * n]
+        delta = _at_column(self._at(op.delta), op.side * op.taps * groups)
+        self._to.block_conv(self._at(op.x), width, delta, op.taps, op.group, base, self._at(op.y))
+
+    def _scale(self, op: ops.Scale) -> None:
+        self._to.scale(op.x.rows is Dim.ROWS, self._at(op.x), op.x.width, op.factor)
 
     def _family(self, weight: Weight) -> list[_native.PackedMatrix]:
         return [self._weights.matrix(one) for one in weight.each()]

@@ -10,6 +10,7 @@ tokens.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from tiercel.base.errors import ShapeError
 from tiercel.ops import lowered as low
 from tiercel.ops import reference as ref
+from tiercel.ops import reference_draft as draft
 from tiercel.ops import reference_encoder as ref_encoder
 from tiercel.ops import reference_latent as latent
 from tiercel.ops import reference_moe as moe
@@ -190,6 +192,14 @@ class ReferenceExecutor:
         """Return the state that a layer's delta rule keeps of a sequence, float32 [H, D, E]."""
         return self._sequences[sequence].states[layer]
 
+    def adopt(self, sequence: int, source: "ReferenceExecutor", n_tokens: int) -> None:
+        """Begin a sequence with what another program's executor kept of its first tokens, in the layers both have."""
+        layers = [layer.index for layer in self._program.kv_layers]
+        kept = source._sequences[sequence]
+        stores = ({i: store[i][:n_tokens] for i in layers} for store in (kept.keys, kept.values))
+        self._sequences[sequence] = _Kept(n_tokens, *stores)
+        self.check()
+
     def release(self, sequence: int) -> None:
         """Forget a sequence's keys and values."""
         del self._sequences[sequence]
@@ -285,6 +295,8 @@ class ReferenceExecutor:
         window: int,
         softcap: float,
         sinks: Floats | None = None,
+        *,
+        sees_block: bool = False,
     ) -> Floats:
         """Attend each sequence's rows of q [T, H, D] to what the layer kept of it."""
         y = np.empty_like(q)
@@ -294,8 +306,24 @@ class ReferenceExecutor:
             keys, values = kept.keys[layer], kept.values[layer]
             start = rows.first_positions[i]
             y[own] = ref.attention(
-                q[own], keys, values, start=start, scale=scale, window=window, softcap=softcap, sinks=sinks
+                q[own],
+                keys,
+                values,
+                start=start,
+                scale=scale,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                sees_block=sees_block,
             )
+        return y
+
+    def convolve_blocks(self, rows: _Rows, x: Floats, base: Floats, delta: Floats, group: int, side: int) -> Floats:
+        """Filter each sequence's rows of the step by one side of base [S, taps, C] and delta."""
+        n = base.shape[1] * (x.shape[1] // group)
+        y = np.empty_like(x)
+        for a, b in pairwise(rows.starts):
+            y[a:b] = draft.block_conv(x[a:b], base[side], delta[a:b, side * n : (side + 1) * n], group)
         return y
 
     def _latent_attention(self, op: OpCall, inputs: Sequence[Floats], rows: _Rows) -> Floats:
@@ -380,7 +408,7 @@ class ReferenceExecutor:
         weights = {name: self.family(w) if w.n_experts else self.weight(w) for name, w in op.weights.items()}
         match op.op:
             case "embed":
-                y = ref.embed(rows.token_ids, weights["w"], op.real("scale"))
+                y = ref.embed(rows.token_ids, weights["w"], op.real("scale"), weights.get("masked"))
                 return _skip_first(y, rows) if "skips_first" in op.attrs else y
             case "rope_table":
                 inv_freq = np.array(op.constants[0].values, np.float32)
@@ -399,7 +427,8 @@ class ReferenceExecutor:
                 self.keep(layer, rows, _heads(k, n_kv), _heads(v, n_kv))
                 q = _heads(q, op.integer("heads"))
                 limits = (op.real("scale"), op.integer("window"), op.real("softcap"))
-                y = self.attend(layer, rows.of(op.output.rows), q, *limits, weights.get("sinks"))
+                sees_block = "sees_block" in op.attrs
+                y = self.attend(layer, rows.of(op.output.rows), q, *limits, weights.get("sinks"), sees_block=sees_block)
                 return y.reshape(inputs[0].shape)
             case "gated":
                 return ref.gated(np.concatenate(inputs, axis=-1), op.word("act"), params_of(op))
@@ -454,6 +483,16 @@ class ReferenceExecutor:
                 return residual.given(rows.brought(), op.integer("width"))
             case "join":
                 return residual.join(inputs[0], inputs[1])
+            case "keep_kv":
+                n_kv = op.integer("kv_heads")
+                self.keep(op.integer("layer"), rows, _heads(inputs[0], n_kv), _heads(inputs[1], n_kv))
+                return np.empty((len(inputs[0]), 0), np.float32)
+            case "block_conv":
+                x, delta = inputs
+                base = weights["base"].reshape(-1, op.integer("taps"), x.shape[1])
+                return self.convolve_blocks(rows, x, base, delta, op.integer("group"), op.integer("side"))
+            case "scale":
+                return draft.scale(inputs[0], op.real("factor"))
         raise AssertionError(f"op {op.op} is in the vocabulary and not in the reference executor")
 
 
@@ -487,7 +526,8 @@ class _ArenaStep:
                 inv_freq = np.array(op.inv_freq.values, np.float32)
                 self._write(op.y, ref.rope_table(rows.positions, inv_freq, op.magnitude))
             case low.Embed():
-                y = ref.embed(rows.token_ids, store.weight(op.w), op.scale)
+                masked = None if op.masked is None else store.weight(op.masked)
+                y = ref.embed(rows.token_ids, store.weight(op.w), op.scale, masked)
                 self._write(op.y, _skip_first(y, rows) if op.skips_first else y)
             case low.Norm():
                 y = ref.rms_norm(self._floats(op.x), store.weight(op.w), op.eps)
@@ -501,7 +541,8 @@ class _ArenaStep:
             case low.Attention():
                 q = _heads(self._floats(op.q)[:, : op.n_heads * op.head_dim], op.n_heads)
                 sinks = None if op.sinks is None else store.weight(op.sinks)
-                y = store.attend(op.layer, rows.of(op.y.rows), q, op.scale, op.window, op.softcap, sinks)
+                limits = (op.scale, op.window, op.softcap, sinks)
+                y = store.attend(op.layer, rows.of(op.y.rows), q, *limits, sees_block=op.sees_block)
                 self._write(op.y, y[..., : op.value_dim].reshape(len(q), op.y.width))
             case low.Gated():
                 self._write(op.y, ref.gated(self._floats(op.x), op.act, op.params))
@@ -566,7 +607,6 @@ class _ArenaStep:
             case low.GateNorm():
                 z = self._floats(op.z)[:, op.z_col : op.z_col + op.y.width]
                 self._write(op.y, rec.gate_norm(self._floats(op.x), z, store.weight(op.w), op.eps, op.groups))
-
             case low.ResidualMix():
                 sources = [self._floats(source) for source in op.sources]
                 y = residual.residual_mix(sources, store.weight(op.norm), store.weight(op.w), op.eps)
@@ -575,6 +615,16 @@ class _ArenaStep:
                 self._write(op.y, residual.given(rows.brought(), op.y.width))
             case low.Join():
                 self._write(op.y, residual.join(self._floats(op.x), self._floats(op.z)))
+            case low.BlockConv() | low.Scale():
+                self._draft_op(op)
+
+    def _draft_op(self, op: low.BlockConv | low.Scale) -> None:
+        x = self._floats(op.x)
+        if isinstance(op, low.Scale):
+            return self._write(op.x, draft.scale(x, op.factor))
+        base = self._store.weight(op.base).reshape(-1, op.taps, op.x.width)
+        delta = self._floats(op.delta)
+        self._write(op.y, self._store.convolve_blocks(self._rows, x, base, delta, op.group, op.side))
 
     def _delta_layer(self, op: low.DeltaLayer) -> None:
         """As its three parts, one after the other."""
@@ -621,7 +671,7 @@ class _ArenaStep:
     def _rope_kv(self, op: low.RopeKv) -> None:
         qkv = self._floats(op.qkv)
         q_width, kv_width = op.n_heads * op.head_dim, op.n_kv_heads * op.head_dim
-        q = _heads(qkv[:, :q_width], op.n_heads)
+        q = qkv[:, :q_width].reshape(len(qkv), op.n_heads, op.head_dim)
         k = _heads(qkv[:, q_width : q_width + kv_width], op.n_kv_heads)
         v = _heads(qkv[:, q_width + kv_width :], op.n_kv_heads)
         if op.q_norm is not None:

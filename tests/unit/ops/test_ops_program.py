@@ -28,6 +28,7 @@ SHAPES = {
     "latents": (24, 64),
     "latent_kv": (64, 16),
     "joined": (64, 96),
+    "taps": (1, 2, 64),
 }
 FORMATS = {name: Format.Q4_1 if len(shape) == 2 else Format.F32 for name, shape in SHAPES.items()}
 FORMATS["latent_kv"] = Format.F32  # rows of 16 columns are no whole groups
@@ -177,6 +178,8 @@ def test_every_op_has_a_tolerance_and_a_cost():
     x = rec.linear(rec.gate_norm(y, rec.linear(x, "narrow"), "of_half", groups=2, eps=1e-5), "wide")
     mixed = mixture(rec, rec.add(x, gated))
     mixed = rec.linear(rec.join(rec.residual_mix([mixed, x], "bias", "bias", 1e-5), rec.given(32)), "joined")
+    rec.keep_kv(rec.linear(mixed, "narrow"), rec.linear(mixed, "narrow"), layer=5, kv_heads=2, head_dim=16)
+    mixed = rec.scale(rec.block_conv(mixed, "taps", rec.linear(mixed, "narrow"), taps=2, group=4), 2.0)
     program = rec.finish(rec.softcap(rec.linear(rec.select_rows(mixed), "head"), 30.0))
     assert {op.op for op in program.ops} == set(VOCABULARY)
     bounds = Bounds(8, 2, 2, context_tokens=100)
