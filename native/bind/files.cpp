@@ -2,6 +2,7 @@
 #include "tiercel/files.hpp"
 
 #include "bind.hpp"
+#include "tiercel/background.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -13,6 +14,27 @@ namespace {
 template <class T>
 using Bytes = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 constexpr size_t kAlign = 4096;
+
+// Raise the system's error if `result` is one.
+int64_t checked(int64_t result, const char* path) {
+  if (result >= 0) return result;
+  errno = static_cast<int>(-result);
+  if (path)
+    PyErr_SetFromErrnoWithFilename(PyExc_OSError, path);
+  else
+    PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
+template <class Call>
+int64_t run(Background& background, const char* path, const Call& call) {
+  int64_t result;
+  {
+    nb::gil_scoped_release release;
+    result = background.run(call);
+  }
+  return checked(result, path);
+}
 
 } // namespace
 
@@ -27,12 +49,7 @@ void bind_files(nb::module_& m) {
           nb::gil_scoped_release release;
           n_bytes = read_file(path, {buffer.data(), buffer.size()}, past_cache);
         }
-        if (n_bytes < 0) {
-          errno = static_cast<int>(-n_bytes);
-          PyErr_SetFromErrnoWithFilename(PyExc_OSError, path);
-          throw nb::python_error();
-        }
-        return n_bytes;
+        return checked(n_bytes, path);
       },
       "path"_a, "buffer"_a.noconvert(), "past_cache"_a);
   m.def(
@@ -42,6 +59,20 @@ void bind_files(nb::module_& m) {
         return crc32(crc, {data.data(), data.size()});
       },
       "data"_a, "crc"_a = 0);
+  nb::class_<Background>(m, "Background", "A thread that gives way to every other; who calls waits for it, without the interpreter's lock.")
+      .def(nb::init<>())
+      .def(
+          "create", [](Background& b, const char* path) { return run(b, path, [&] { return create_locked(path); }); }, "path"_a,
+          "Make a file that was not there, for its owner only, and lock it; return its descriptor.")
+      .def(
+          "write",
+          [](Background& b, int fd, Bytes<const uint8_t> data) {
+            return run(b, nullptr, [&] { return write_some(fd, {data.data(), data.size()}); });
+          },
+          "fd"_a, "data"_a, "Write some of the data; return how many bytes.")
+      .def(
+          "rename", [](Background& b, const char* path, const char* to) { run(b, path, [&] { return rename_file(path, to); }); }, "path"_a,
+          "to"_a, "Give a file its name, in place of another of that name.");
 }
 
 } // namespace tiercel

@@ -497,12 +497,12 @@ void bind_runner(nb::module_& m) {
       // Without numpy, which takes a quarter of a second to import.
       .def(
           "read",
-          [](const KvMemory& k, int64_t page) {
+          [](const KvMemory& k, int64_t page, const nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& data) {
             if (page < 0 || page >= k.pool.n_pages) throw nb::value_error("page: out of range");
-            const auto size = static_cast<size_t>(k.pool.page_stride_bytes);
-            return nb::bytes(k.region.data() + page * k.pool.page_stride_bytes, size);
+            if (static_cast<int64_t>(data.size()) != k.pool.page_stride_bytes) throw nb::value_error("data: not a page's bytes");
+            std::memcpy(data.data(), k.region.data() + page * k.pool.page_stride_bytes, data.size());
           },
-          "page"_a, "A copy of one page.")
+          "page"_a, "data"_a.noconvert(), "Copy one page into memory that is there.")
       .def(
           "write",
           [](const KvMemory& k, int64_t page, const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& data) {

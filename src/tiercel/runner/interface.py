@@ -138,7 +138,8 @@ class Runner(Protocol):
         ...
 
     def read_pages(self, page_ids: Sequence[int]) -> "list[Bytes]":
-        """Copy the bytes of pages. They are the same whoever computed them, with the same tokens before.
+        """Copy the bytes of pages. They are the same whoever computed them, with the same tokens before. A copy never
+        changes while anybody looks at it.
 
         Requires: no submitted step that was not collected writes to them.
         Cost: a copy in memory, by the calling thread.

@@ -26,10 +26,12 @@ from tiercel.sampling.native import native_params
 if TYPE_CHECKING:
     import numpy as np
 
+    from tiercel.kv.tiers.buffers import BufferPool
     from tiercel.kv.tiers.identity import ObjectGroup
     from tiercel.kv.tiers.interface import Bytes
 
 _HEAD_COLUMNS = 8
+_PAGE_BUFFERS_BYTES = 32 << 20  # kept to copy pages into: fresh memory costs five times the copy
 
 
 class NativeSettings(msgspec.Struct, frozen=True):
@@ -109,6 +111,7 @@ class NativeRunner:
             is_pooling=program.is_pooling,
             n_snapshots=capacity.n_snapshots if program.state_layers else 0,
         )
+        self._page_buffers: BufferPool | None = None  # once a page was copied
         # Where each slot's state stands; None for models without any. A place where nothing was saved stands at 0.
         self._next_start = [0] * capacity.max_num_seqs if program.state_layers else None
         self._saved_at = [0] * capacity.n_snapshots if program.state_layers else []
@@ -260,7 +263,17 @@ class NativeRunner:
     def read_pages(self, page_ids: Sequence[int]) -> "list[Bytes]":
         """See `Runner.read_pages`."""
         assert self.kv is not None, "runner.native: closed"
-        return [self.kv.read(page_id) for page_id in page_ids]
+        if self._page_buffers is None:
+            from tiercel.kv.tiers.buffers import BufferPool
+
+            self._page_buffers = BufferPool(_PAGE_BUFFERS_BYTES)
+        n_bytes = self.kv.page_bytes
+        pages: list[Bytes] = []
+        for page_id in page_ids:
+            page = self._page_buffers.take(n_bytes)[:n_bytes]
+            self.kv.read(page_id, page)
+            pages.append(page)
+        return pages
 
     def write_pages(self, page_ids: Sequence[int], data: "Sequence[Bytes]") -> None:
         """See `Runner.write_pages`."""

@@ -20,9 +20,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
-from tiercel._native import read_file
+from tiercel._native import Background, read_file
 from tiercel.kv.tiers.buffers import BufferPool
 from tiercel.kv.tiers.identity import KEY_BYTES
 from tiercel.kv.tiers.interface import Bytes
@@ -32,17 +33,28 @@ _SUFFIX, _TEMP_SUFFIX = ".kv", ".tmp"
 INDEX, ABOUT, LOCK = "index", "about.json", "lock"
 _IDENTITY, _SHARD = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{2}")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_SMALL_BYTES = 4096  # a write that is over before another thread has begun it
 
 
 class FileOps:
     """The operating system's calls that a disk tier makes. Tests derive from it to make them fail. Raises OSError.
 
     `reads_past_cache`: what the page cache does not have is read past it.
+
+    What it takes to write an object runs on a thread of the core that gives way to every other, as nobody waits for it:
+    a core that stores is one that the step's other threads wait for. The interpreter's lock is never held there.
     """
 
     def __init__(self, *, reads_past_cache: bool = True) -> None:
         self._reads_past_cache = reads_past_cache
+
+    @cached_property
+    def _background(self) -> Background:
+        return Background()
+
+    def create(self, path: Path) -> int:
+        """Make a file that was not there, for its owner only, locked until the descriptor returned is closed."""
+        return self._background.create(str(path))
 
     def make_folder(self, path: Path, *, parents: bool) -> None:
         """Make a folder for its owner only."""
@@ -85,11 +97,11 @@ class FileOps:
 
     def write(self, fd: int, data: Bytes) -> int:
         """Write some of the data; return how many bytes."""
-        return os.write(fd, data)
+        return os.write(fd, data) if len(data) <= _SMALL_BYTES else self._background.write(fd, data)
 
     def rename(self, path: Path, to: Path) -> None:
         """Give a file its name, in place of another of that name."""
-        path.rename(to)
+        self._background.rename(str(path), str(to))
 
     def unlink(self, path: Path) -> None:
         """Remove a file."""
@@ -191,8 +203,12 @@ class ObjectFolder:
     def write(self, head: RecordHead, body: Bytes) -> None:
         """Publish an object. Raises OSError, and then leaves nothing."""
         path = self.path_of(head.key)
-        self._ops.make_folder(path.parent, parents=False)
-        self._publish(path, [self._fmt.header(head, body), body])
+        parts = [self._fmt.header(head, body), body]
+        try:
+            self._publish(path, parts)
+        except FileNotFoundError:  # the first of its shard
+            self._ops.make_folder(path.parent, parents=False)
+            self._publish(path, parts)
 
     def remove(self, key: bytes) -> None:
         """Remove an object, if it is there."""
@@ -228,9 +244,8 @@ class ObjectFolder:
 
     def _publish(self, path: Path, parts: Sequence[Bytes]) -> None:
         temp = path.parent / f".{path.stem}.{secrets.token_hex(8)}{_TEMP_SUFFIX}"
-        fd = os.open(temp, _CREATE, 0o600)
+        fd = self._ops.create(temp)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for part in parts:
                 view = memoryview(part)
                 while len(view):

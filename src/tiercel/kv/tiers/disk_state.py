@@ -151,9 +151,9 @@ class DiskState:
                 waiters = [(job.job_id, job.deadline_s)]
                 expires_s = self._index.expiry(item.ttl_s)
                 head = RecordHead(item.key, item.group_idx, item.depth, item.is_pinned, expires_s)
-                copy = self._buffers.take(len(data))[: len(data)]
-                copy[:] = data
-                store = QueuedStore(head, copy, tick, waiters)
+                if not item.is_lasting:
+                    data = self._copy(data)
+                store = QueuedStore(head, data, tick, waiters)
                 self._storing[item.key] = store
                 self._stores.append(store)
                 self._queued_store_bytes[item.group_idx] += len(data)
@@ -212,6 +212,11 @@ class DiskState:
                 assert is_bounded, "kv.tiers: the queue of stores is too long"
             assert len(self._loads) <= self._limits.n_queued_loads, "kv.tiers: the queue of loads is too long"
             assert set(self._probes) <= self._probing, "kv.tiers: a probe is lost"
+
+    def _copy(self, data: memoryview) -> memoryview:
+        copy = self._buffers.take(len(data))[: len(data)]
+        copy[:] = data
+        return copy
 
     def _known_answer(self, key: bytes) -> Answer:
         if self._is_closed or self._is_gone:

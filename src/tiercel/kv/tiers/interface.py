@@ -26,8 +26,9 @@ States of one key of one job (a job is a list of keys with one deadline):
 Each key of each job is reported exactly once, in any order, also when the tier is closed; that some keys of a job are
 DONE and others not is normal. An error is an outcome, never an exception.
 
-Who owns bytes: a store's data is read during `submit_store` only, and may change once that returns. A load's data
-belongs to who polled it, and never changes. So no page is held for a tier, and no late tier can write to a page.
+Who owns bytes: a store's data is read during `submit_store` only, and may change once that returns, unless its item
+says that it lasts: then a tier may keep it and needs no copy. A load's data belongs to who polled it, and never
+changes. So no page is held for a tier, and no late tier can write to a page.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -70,6 +71,8 @@ class StoreItem:
     A request's `cache_hint` comes here: what is pinned is given up only when all else is gone, for `ttl_s` (None: for
     ever), and then is an object as others. Of what is not pinned, nobody gets what is older than its `ttl_s` (None: no
     limit). Storing what is held already renews it: a pin counts, or else the later end; and of two pins the later end.
+
+    `is_lasting`: the data never changes while anybody has a view of it.
     """
 
     key: bytes
@@ -78,6 +81,7 @@ class StoreItem:
     data: Bytes
     is_pinned: bool = False
     ttl_s: float | None = None
+    is_lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

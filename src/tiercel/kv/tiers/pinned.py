@@ -30,11 +30,11 @@ class PinnedKeys:
         return told
 
     def item(self, page_key: bytes, key: bytes, group_idx: int, depth: int, data: Bytes) -> StoreItem:
-        """Make an object to store under `key`, kept as long as `page_key` is."""
+        """Make an object to store under `key`, kept as long as `page_key` is; nobody changes `data` any more."""
         left_s = self._until_s.get(page_key, 0.0) - self._clock()
         if left_s <= 0:
-            return StoreItem(key, group_idx, depth, data)
-        return StoreItem(key, group_idx, depth, data, is_pinned=True, ttl_s=left_s)
+            return StoreItem(key, group_idx, depth, data, is_lasting=True)
+        return StoreItem(key, group_idx, depth, data, is_pinned=True, ttl_s=left_s, is_lasting=True)
 
     def clear(self) -> None:
         """Forget all."""

@@ -29,7 +29,7 @@ class PageBytes(Protocol):
     """Who holds the pages' memory: a runner (`runner.interface.Runner`, whose terms these are)."""
 
     def read_pages(self, page_ids: Sequence[int]) -> list[Bytes]:
-        """Copy the bytes of pages."""
+        """Copy the bytes of pages; a copy never changes while anybody looks at it."""
         ...
 
     def write_pages(self, page_ids: Sequence[int], data: Sequence[Bytes]) -> None:

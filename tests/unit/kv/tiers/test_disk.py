@@ -7,9 +7,9 @@ import pytest
 from disk_kit import FaultyOps, files, opened
 
 from tiercel.kv.tiers.disk_state import DiskLimits
-from tiercel.kv.tiers.interface import Answer, Outcome
+from tiercel.kv.tiers.interface import Answer, Outcome, StoreItem, StoreJob
 from tiercel.testing.clock import VirtualClock
-from tiercel.testing.tier_kit import IDENTITY, PATIENCE_S, STATES, body_of, bytes_of, key_of
+from tiercel.testing.tier_kit import IDENTITY, PAGES, PATIENCE_S, STATES, body_of, bytes_of, key_of
 
 
 def test_a_restart_finds_what_was_stored(tmp_path, caplog):
@@ -21,6 +21,17 @@ def test_a_restart_finds_what_was_stored(tmp_path, caplog):
         assert tier.tier.usage() == usage
         assert [bytes_of(result) for result in tier.load([1, 2])] == [body_of(1), body_of(2)]
     assert "2 objects" in caplog.text
+
+
+def test_data_that_lasts_is_written_without_a_copy(tmp_path):
+    with opened(tmp_path) as tier:
+        take, tier.tier._buffers.take = tier.tier._buffers.take, None
+        item = StoreItem(key_of(1), PAGES, 0, body_of(1), is_lasting=True)
+        tier.tier.submit_store(StoreJob(1000, [item], 1e9))
+        assert tier.tier.drain(PATIENCE_S)
+        assert [(r.job_id, r.outcome) for r in tier.tier.poll()] == [(1000, Outcome.DONE)]
+        tier.tier._buffers.take = take
+        assert bytes_of(tier.load([1])[0]) == body_of(1)
 
 
 @pytest.mark.parametrize("index", [None, b"", b"\0" * 100, "stale", "cut"])
