@@ -3,14 +3,21 @@
 import io
 import json
 
+import httpx
 import pytest
-from test_kimi_llm import KIMI_LINEAR
-from test_recurrent_llm import TEXT as HYBRID
+from test_kimi_llm import MODELS as KIMI
+from test_recurrent_llm import TEXT
+from test_speculation_llm import CASES
+from test_speculation_llm import all_of as case_of
 
 from tiercel import LLM, SamplingParams
+from tiercel.api.http.app import make_app
+from tiercel.api.http.facade import EngineFacade
+from tiercel.api.http.settings import ServerSettings
 from tiercel.base.config import EngineOptions, engine_options
 from tiercel.base.errors import ConfigError, OutOfPages
 from tiercel.cli.main import main
+from tiercel.protocol.beams import BeamSearchParams
 from tiercel.testing.tiny_model import write_tiny_model
 
 SMALL = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -59,18 +66,61 @@ def test_a_prompt_outlives_the_engine_bit_for_bit(folder, tmp_path):
     assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("config", [HYBRID, KIMI_LINEAR], ids=["qwen3_5", "kimi_linear"])
-def test_a_prompt_of_a_model_with_recurrent_state_outlives_the_engine_too(config, tmp_path):
-    folder = str(write_tiny_model(tmp_path / "model", config=config))
-    with LLM(folder, **SMALL) as llm:
-        want = answer(llm)[1]
-    tiers = [tier(tmp_path / "kv")]
-    for n_cached in (0, 96):
-        with LLM(folder, kv_tiers=tiers, **SMALL) as llm:
-            output, got = answer(llm)
+def test_every_kind_of_request_gets_over_restarts_what_it_gets_without_tiers(folder, tmp_path):
+    """Sampled, penalised, formed, scored and several at once; and beams, which share pages as they fork."""
+
+    def all_of(tiers):
+        with LLM(str(folder), kv_tiers=tiers, speculative="off", **SMALL) as llm:
+            found = {name: case_of(llm, case, max_tokens=20) for name, case in CASES.items()}
+            beams = llm.beam_search([{"prompt_token_ids": IDS}], BeamSearchParams(beam_width=3, max_tokens=12))
+            found["beams"] = [(beam.tokens, beam.cum_logprob) for beam in beams[0].sequences]
+            return found, llm.stats().get("tier 1:disk", {}).get("n_pages_landed")
+
+    want, _ = all_of([])
+    for turn in range(2):
+        got, n_landed = all_of([tier(tmp_path)])
         assert got == want
-        assert output.num_cached_tokens == n_cached
+        assert (n_landed > 10) == (turn == 1)
+
+
+@pytest.mark.anyio
+async def test_usage_and_metrics_tell_over_http_what_came_from_disk(folder, tmp_path):
+    for n_loaded in (0, 96):
+        with LLM(str(folder), kv_tiers=[tier(tmp_path)], **SMALL) as llm:
+            facade = EngineFacade(client=llm.client, tokenizer=llm.engine.tokenizer, fingerprint="f")
+            app = make_app(facade, ServerSettings(served_names=("tiny",)))
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+                body = {"model": "tiny", "prompt": IDS, "max_tokens": 2}
+                usage = (await client.post("/v1/completions", json=body)).json()["usage"]
+                metrics = (await client.get("/metrics")).text
+            app.service.close()
+        details = usage["prompt_tokens_details"]
+        assert details["cached_tokens"] == n_loaded
+        assert details["cached_tokens_by_tier"].get("1:disk", 0) == n_loaded
+        told = {line.split("{")[0]: float(line.split()[-1]) for line in metrics.splitlines() if 'tier="1:disk"' in line}
+        assert told["tiercel:kv_tier_pages_landed_total"] == n_loaded / 16
+        assert told["vllm:kv_offload_tiering_chunk_hits_total"] >= n_loaded / 16
+        assert told["tiercel:kv_tier_capacity_bytes"] == 64 << 20
+        assert (told["vllm:kv_offload_load_bytes_total"] > 0) == (n_loaded > 0)
+
+
+HYBRIDS = {"qwen3_5": TEXT, **KIMI}
+
+
+@pytest.mark.parametrize("config", HYBRIDS.values(), ids=HYBRIDS)
+def test_a_hybrid_models_prompt_outlives_the_engine_bit_for_bit_with_its_state(config, tmp_path):
+    hybrid = str(write_tiny_model(tmp_path / "hybrid", config=config))
+    with LLM(hybrid, **SMALL) as llm:
+        want = answer(llm)[1]
+        assert llm.client.snapshot.n_snapshots > 0
+    for n_cached in (0, 96):
+        with LLM(hybrid, kv_tiers=[tier(tmp_path / "kv")], **SMALL) as llm:
+            output, got = answer(llm)
+            assert got == want
+            assert output.num_cached_tokens == n_cached
     assert output.cached_by_tier == {"1:disk": 96}
+    groups = [group["name"] for group in json.loads(next((tmp_path / "kv").rglob("about.json")).read_text())["groups"]]
+    assert len(groups) == 2
 
 
 @pytest.mark.parametrize("changes", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "float32"}, {"block_size": 32}])

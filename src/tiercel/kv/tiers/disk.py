@@ -6,9 +6,9 @@ load is queued. Queues are bounded: what does not fit is REFUSED at once. A load
 
 Loading never trusts: a file that is not whole, or not of this identity, is removed and its key is absent. Whatever goes
 wrong with the disk while storing (full, read-only, gone) stops storing for `retry_s`; loads go on, and fail one by one
-if they must. If the folder itself is gone, everything is a miss, and every `retry_s` it is looked for. One that was
-deleted is made again; where the disk under it was taken away, nothing is made in its place, and it is used when it is
-back.
+if they must. A full disk gets a little back each time, so that what is new finds room in place of what is old. If the
+folder itself is gone, everything is a miss, and every `retry_s` it is looked for. One that was deleted is made again;
+where the disk under it was taken away, nothing is made in its place, and it is used when it is back.
 
 Any number of processes may share a folder: files appear whole, and one that another process removed is ABSENT. Each
 looks for what others wrote when it is asked for an unknown key, and counts the folder anew after each eighth of its
@@ -36,6 +36,8 @@ from tiercel.kv.tiers.interface import Clock, Outcome, Usage, Wake
 from tiercel.kv.tiers.record import InvalidRecord, RecordHead
 
 _log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskTier(DiskState):
@@ -85,8 +87,9 @@ class DiskTier(DiskState):
             self._stores.clear()
             self._queued_store_bytes = [0] * len(self._queued_store_bytes)
             self._tell_all()
+        until_s = time.monotonic() + self._limits.close_s
         for thread in self._threads:
-            thread.join(self._limits.close_s)
+            thread.join(max(0.0, until_s - time.monotonic()))
         with self._changed:
             self._generation += 1
             self._cancel_all("closed")
@@ -230,6 +233,8 @@ class DiskTier(DiskState):
                 self._counters.n_store_failures += 1
                 self._note_absent(key)
                 self._finish_store(store, Outcome.FAILED, error.strerror or type(error).__name__)
+                victims = self._give_way(n_bytes) if error.errno in _FULL else []
+            self._remove(victims)
             return None
         with self._changed:
             if generation == self._generation:
@@ -285,6 +290,14 @@ class DiskTier(DiskState):
             self._counters.n_degraded += 1
             why = "its folder is gone" if self._is_gone else error.strerror or type(error).__name__
             _log.warning("KV disk tier: %s; stores nothing for %.0f s", why, self._limits.retry_s)
+
+    def _give_way(self, n_bytes: int) -> list[bytes]:
+        """Drop what is worth least, as the disk has less room than the tier may take. The lock is held."""
+        loading = {key for key, _ in self._loading}
+        unused_bytes = self._index.capacity_bytes - self._index.used_bytes
+        victims = self._index.make_room(max(0, unused_bytes) + n_bytes, loading) or []
+        self._counters.n_evicted += len(victims)
+        return victims
 
     def _displace(self, short_bytes: int) -> None:
         """Take room from other models, if some must give way, and note what they leave."""

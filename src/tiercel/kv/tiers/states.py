@@ -233,16 +233,18 @@ class StateTiers:
                 if ask.load_from is not None and place not in ask.load_from:
                     continue
                 answer = placed.tier.lookup(key)
-                if answer is Answer.HIT and self._has_page(keys[i - 1]):
+                if answer is Answer.HIT and self._has_page(ask, keys[i - 1]):
                     return i, place, n_unknown > 0
                 n_unknown += answer is Answer.UNKNOWN
             if n_unknown >= _N_UNKNOWN:
                 break
         return 0, -1, n_unknown > 0
 
-    def _has_page(self, key: PageKey) -> bool:
-        is_here = bool(self._rig.pool.lookup([key]))
-        return is_here or any(placed.tier.lookup(key) is not Answer.MISS for placed in self._rig.tiers)
+    def _has_page(self, ask: Ask, key: PageKey) -> bool:
+        if self._rig.pool.lookup([key]):
+            return True
+        places = range(len(self._rig.tiers)) if ask.load_from is None else ask.load_from
+        return any(self._rig.tiers[place].tier.lookup(key) is not Answer.MISS for place in places)
 
     def _begin(self, keys: Sequence[PageKey], n_pages: int, n_known: int, place: int) -> bool:
         rig, size = self._rig, self._rig.pool.page_size_tokens

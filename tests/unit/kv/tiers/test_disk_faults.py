@@ -104,11 +104,16 @@ def test_two_models_under_one_path_do_not_meet(tmp_path):
 @pytest.mark.parametrize("n_room", [0, 1, 300, 700])
 def test_a_disk_that_fails_mid_write_leaves_nothing_and_stores_again_later(tmp_path, n_room, error, caplog):
     ops, clock = FaultyOps(), VirtualClock()
-    with opened(tmp_path, ops=ops, clock=clock) as tier:
+    with opened(tmp_path, ops=ops, clock=clock, capacity_bytes=20_000) as tier:
         tier.store([1])
+        tier.load([1])
+        tier.store([10, 11, 12, 13])
         ops.n_room, ops.write_error = n_room, error
         assert tier.store([2]) == [Outcome.FAILED]
-        assert len(files(tmp_path)) == 1
+        is_full = error in (errno.ENOSPC, errno.EDQUOT)
+        assert len(files(tmp_path)) == tier.tier.usage().n_objects == (3 if is_full else 5), (
+            "a full disk gets some back"
+        )
         assert temps(tmp_path) == []
         assert tier.lookup(2) is Answer.MISS
         ops.n_room = None
@@ -118,6 +123,28 @@ def test_a_disk_that_fails_mid_write_leaves_nothing_and_stores_again_later(tmp_p
         assert [r.message for r in caplog.records if "stores nothing" in r.message] != []
         clock.advance(DiskLimits().retry_s)
         assert tier.store([2]) == [Outcome.DONE]
+
+
+def test_on_a_disk_that_is_smaller_than_the_capacity_new_objects_take_the_place_of_old_ones(tmp_path):
+    class SmallDisk(FaultyOps):
+        def __init__(self):
+            super().__init__()
+            self.n_room = 5_000
+
+        def unlink(self, path):
+            self.n_room += path.stat().st_size
+            super().unlink(path)
+
+    ops, clock = SmallDisk(), VirtualClock()
+    with opened(tmp_path, ops=ops, clock=clock, capacity_bytes=40_000) as tier:
+        held = []
+        for i in range(40):
+            held += [i] * (tier.store([i]) == [Outcome.DONE])
+            clock.advance(DiskLimits().retry_s)
+        assert len(held) > 25
+        assert tier.lookup(held[-1]) is Answer.HIT
+        assert tier.lookup(held[0]) is Answer.MISS
+        assert 0 < tier.tier.usage().used_bytes <= 5_000
 
 
 def test_a_crash_at_any_byte_leaves_no_object(tmp_path):
