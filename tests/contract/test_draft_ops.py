@@ -346,7 +346,7 @@ def test_kept_keys_and_values_have_the_bytes_of_an_attentions(level, case, norms
         program = rec.finish(rec.select_rows(x))
         runner = native_runner(program, float_tensors(weights), level=level, kv_dtype=kv_dtype)
         native_logits(runner, IDS[:40], [33, 1, 6])
-        pages.append([runner.kv.read(page) for page in range(3)])
+        pages.append([bytes(page) for page in runner.read_pages(range(3))])
         runner.close()
     assert pages[0] == pages[1]
     assert any(any(page) for page in pages[0])
