@@ -8,7 +8,7 @@ quantised and the compute dtype allows it, else float32. It knows no model.
 import enum
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import msgspec
 import numpy as np
@@ -39,6 +39,20 @@ class LatentSizes(NamedTuple):
     nope: int
     rope: int
     v_dim: int
+
+
+class AttentionLimits(TypedDict, total=False):
+    """What attention may have beside its sizes; each is off where it is left out.
+
+    `window` W: a row sees the last W positions. `softcap` c: scores are c * tanh(score / c). `sinks`: a weight [H], a
+    logit for each head that takes part in the softmax and gives no value. `sees_block`: every row of a sequence in the
+    step sees what the last one does, the rows behind it too; a window counts from there.
+    """
+
+    window: int
+    softcap: float
+    sinks: str | None
+    sees_block: bool
 
 
 class ExpertNames(NamedTuple):
@@ -137,21 +151,18 @@ class Recorder:
         kv_heads: int,
         head_dim: int,
         scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: str | None = None,
-        sees_block: bool = False,
+        **limits: Unpack[AttentionLimits],
     ) -> Value:
         """Keep keys and values in the layer's store, then attend each query to its own sequence.
 
-        q has all rows of the step, or those that need logits. `sinks` is a weight [H]: a logit for each head that takes
-        part in the softmax and gives no value. With `sees_block`, every row of a sequence in the step sees what the
-        last one does, the rows behind it too; a window counts from there. `layer` may be any number that no other layer
-        of the pool has: a drafter's follow the model's.
+        q has all rows of the step, or those that need logits. `layer` may be any number that no other layer of the pool
+        has: a drafter's follow the model's.
         """
+        sinks = limits.get("sinks")
+        window, softcap = limits.get("window", 0), limits.get("softcap", 0.0)
         attrs: dict[str, Attr] = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         attrs |= {"scale": float(scale), "window": window, "softcap": float(softcap)}
-        attrs |= {"sees_block": 1} if sees_block else {}
+        attrs |= {"sees_block": 1} if limits.get("sees_block") else {}
         y = self._record("attention", (q, *kv), {} if sinks is None else {"sinks": self.weight(sinks)}, attrs)
         self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, window))
         return y
