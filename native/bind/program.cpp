@@ -25,6 +25,7 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bools = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Drafts = std::tuple<Ints, Ints, Ints>; // see StepRequest: draft_from, n_drafts, draft_tokens
+using Saves = std::pair<Ints, Ints>;         // see StepRequest: save_to, save_at
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Buffer = std::pair<int64_t, int64_t>;               // offset, stride in bytes
@@ -519,24 +520,26 @@ void bind_runner(nb::module_& m) {
           "__init__",
           [](BoundRunner* self, Recording& recording, std::shared_ptr<KvMemory> kv, int64_t arena_bytes, Buffer logits, int64_t vocab,
              int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus, int64_t n_token_ids,
-             bool is_pooling, int64_t state_slot_bytes, int64_t n_snapshots) {
+             bool is_pooling, int64_t state_slot_bytes, int64_t n_snapshots, int64_t max_trial_rows) {
             if (!recording.program) throw nb::value_error("StepRunner: this program is already in use");
             if (!cpus.empty() && static_cast<int32_t>(cpus.size()) != recording.program->n_threads())
               throw nb::value_error("cpus: needs one processor for each thread, or none");
             if (n_slots < 1 || max_len < 1 || max_tokens < 1 || max_rows < 1 || state_slot_bytes < 0)
               throw nb::value_error("StepRunner: a limit is below 1");
             if (n_snapshots < 0 || (n_snapshots > 0 && state_slot_bytes == 0)) throw nb::value_error("StepRunner: no state to keep");
+            if (max_trial_rows < 0 || max_trial_rows > max_tokens) throw nb::value_error("max_trial_rows: more than a step has");
             KvPool pool = kv->pool;
             pool.base = kv->region.data();
             const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
-            recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len, state_slot_bytes);
+            recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len, state_slot_bytes,
+                                    max_trial_rows);
             auto runner = std::make_unique<StepRunner>(
                 std::move(recording.program),
                 StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling, n_snapshots}, std::move(cpus));
             new (self) BoundRunner(std::move(kv), std::move(recording.weights), std::move(runner));
           },
           "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a,
-          "n_token_ids"_a, "is_pooling"_a = false, "state_slot_bytes"_a = 0, "n_snapshots"_a = 0)
+          "n_token_ids"_a, "is_pooling"_a = false, "state_slot_bytes"_a = 0, "n_snapshots"_a = 0, "max_trial_rows"_a = 0)
       .def(
           "admit",
           [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params,
@@ -587,7 +590,7 @@ void bind_runner(nb::module_& m) {
           "submit",
           [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,
              const Bools& scores, int32_t n_top, const std::optional<Bools>& masked, const std::optional<FloatRows>& given,
-             const std::optional<Drafts>& drafts) {
+             const std::optional<Drafts>& drafts, const std::optional<Saves>& saves) {
             const size_t n = slot.size();
             if (start.size() != n || tokens.size() != n || samples.size() != n || scores.size() != n || (masked && masked->size() != n))
               throw nb::value_error("submit: the sequences' arrays differ in length");
@@ -602,10 +605,15 @@ void bind_runner(nb::module_& m) {
                 if (id < 0 || id >= b.live().limits().n_token_ids) throw nb::value_error("drafts: an id is outside the vocabulary");
               request.draft_from = span_of(from), request.n_drafts = span_of(counts), request.draft_tokens = span_of(ids);
             }
+            if (saves) {
+              const auto& [to, at] = *saves;
+              if (to.size() != n || at.size() != n || !drafts) throw nb::value_error("saves: one a sequence of a step with drafts");
+              request.save_to = span_of(to), request.save_at = span_of(at);
+            }
             if (const char* why = b.live().submit(request)) throw nb::value_error(why);
           },
           "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a, "masked"_a = nb::none(), "given"_a = nb::none(),
-          "drafts"_a = nb::none())
+          "drafts"_a = nb::none(), "saves"_a = nb::none())
       .def(
           "set_masks",
           [](BoundRunner& b, int64_t step_id, const Words& masks) {

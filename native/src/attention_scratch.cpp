@@ -30,6 +30,10 @@ int64_t delta_layer_thread_bytes(int64_t key_dim, int64_t value_dim, int64_t gro
   return delta_rule_thread_bytes(key_dim) + 16 * (2 * key_dim + (group + 1) * value_dim) * 4;
 }
 
+int64_t trial_thread_bytes(int64_t key_dim, int64_t value_dim, int64_t heads) {
+  return heads * key_dim * ((value_dim + 15) / 16 * 16) * static_cast<int64_t>(sizeof(float));
+}
+
 // Sixteen tokens' steps and decays, and of each the 32 columns of its input and its output: see kernels/ssd.cpp.
 int64_t ssd_thread_bytes() { return 16 * (2 + 2 * 32) * 4; }
 

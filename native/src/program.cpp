@@ -38,12 +38,15 @@ Program::Program(const KernelTable* kernels, int32_t n_threads) : kernels_(kerne
 void Program::add(Op op) { ops_.push_back(std::move(op)); }
 
 void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t vocab, int64_t max_tokens, int64_t max_rows, int64_t max_seqs,
-                   int64_t max_len, int64_t state_slot_bytes) {
+                   int64_t max_len, int64_t state_slot_bytes, int64_t max_trial_rows) {
   arena_ = std::make_unique<Region>(arena_bytes);
   kv_ = std::move(kv);
   logits_ = logits;
   vocab_ = vocab;
   int64_t thread_bytes = 4096, shared_bytes = 0, experts_bytes = 0, layer_bytes = 0;
+  const auto trial_bytes = [&](int64_t key_dim, int64_t value_dim, int64_t heads) {
+    return max_trial_rows > 0 ? trial_thread_bytes(key_dim, value_dim, heads) : 0;
+  };
   for (auto& op : ops_) {
     std::visit(Overload{
                    [&](op::Linear& o) {
@@ -76,13 +79,17 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
                    },
                    [&](op::LatentKv& o) { thread_bytes = std::max(thread_bytes, int64_t{o.rope} * 4 + 64); },
                    [&](op::Given& o) { given_width_ = o.width; },
-                   [&](op::DeltaRule& o) { thread_bytes = std::max(thread_bytes, delta_rule_thread_bytes(o.key_dim)); },
+                   [&](op::DeltaRule& o) {
+                     thread_bytes = std::max(thread_bytes, delta_rule_thread_bytes(o.key_dim) + trial_bytes(o.key_dim, o.value_dim, 1));
+                   },
                    [&](op::DeltaLayer& o) {
                      const op::DeltaRule& r = o.rule;
-                     thread_bytes = std::max(thread_bytes, delta_layer_thread_bytes(r.key_dim, r.value_dim, r.value_heads / r.key_heads));
+                     const int64_t group = r.value_heads / r.key_heads;
+                     thread_bytes = std::max(thread_bytes, delta_layer_thread_bytes(r.key_dim, r.value_dim, group) +
+                                                               trial_bytes(r.key_dim, r.value_dim, group));
                      layer_bytes = std::max(layer_bytes, max_tokens * (o.conv.channels + r.value_heads * r.value_dim) * 4);
                    },
-                   [&](op::Ssd&) { thread_bytes = std::max(thread_bytes, ssd_thread_bytes()); },
+                   [&](op::Ssd& o) { thread_bytes = std::max(thread_bytes, ssd_thread_bytes() + trial_bytes(o.state_dim, 32, 1)); },
                    [&](auto&) {},
                },
                op.body);
@@ -97,6 +104,7 @@ void Program::seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t voc
   state_ = std::make_unique<Region>(state_slot_bytes * max_seqs);
   op_ns_.assign(ops_.size(), 0);
   plan(max_tokens, max_rows);
+  plan_trials(max_trial_rows);
 }
 
 namespace {
@@ -161,11 +169,11 @@ void Program::plan(int64_t max_tokens, int64_t max_rows) {
 
 void Program::replay(const StepView& step, int32_t thread, Team& team) {
   Barrier* barrier = team.barrier();
-  uint8_t* scratch = scratch_->data() + thread * (thread_scratch_bytes_ + private_row_bytes_ + 4096);
+  uint8_t* scratch = thread_scratch(thread);
   ThreadCtx ctx{thread, n_threads_, barrier, scratch, thread_scratch_bytes_};
   const ThreadCtx alone{0, 1, nullptr, scratch, thread_scratch_bytes_};
-  const bool is_timing = is_timed_ && thread == 0, is_small = step.n_tokens <= kFewTokens;
-  int64_t start = is_timing ? now_ns() : 0;
+  const bool is_small = step.n_tokens <= kFewTokens;
+  OpClock clock(*this, thread);
   uint8_t* private_row = nullptr;
   for (size_t i = 0; i < ops_.size(); ++i) {
     const Op& op = ops_[i];
@@ -177,16 +185,24 @@ void Program::replay(const StepView& step, int32_t thread, Team& team) {
       const WeightRun ahead = is_small && !schedule.ahead.empty() ? schedule.ahead[static_cast<size_t>(thread)] : WeightRun{nullptr, 0};
       ctx.ahead = ahead.data;
       team.look_ahead(thread, ahead);
+      if (step.seq_trial && trial_of_[i] >= 0) keep_inputs(trials_[static_cast<size_t>(trial_of_[i])], step, ctx);
       run_op(op, step, ctx, private_row);
       barrier->wait(barrier, thread);
       private_row = nullptr;
     }
-    if (is_timing) {
-      const int64_t end = now_ns();
-      op_ns_[i] += end - start;
-      start = end;
-    }
+    clock.lap(i);
   }
+}
+
+Program::OpClock::OpClock(Program& program, int32_t thread) : program_(program.is_timed_ && thread == 0 ? &program : nullptr) {
+  if (program_) start_ = now_ns();
+}
+
+void Program::OpClock::lap(size_t op) {
+  if (!program_) return;
+  const int64_t end = now_ns();
+  program_->op_ns_[op] += end - start_;
+  start_ = end;
 }
 
 void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, uint8_t* private_row) {
@@ -333,11 +349,7 @@ void Program::run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, u
             copy_rows(floats(o.x), cols(o.x), o.x_width, m, floats(o.y), cols(o.y), ctx);
             copy_rows(floats(o.z), cols(o.z), o.z_width, m, floats(o.y) + o.x_width, cols(o.y), ctx);
           },
-          [&](const op::Ssd& o) {
-            kernels_->ssd({floats(o.xbc), cols(o.xbc), floats(o.dt), cols(o.dt), floats(o.y), cols(o.y), o.heads, o.head_dim, o.groups,
-                           o.state_dim, o.dt_min, o.dt_max, o.a_log.data(), o.dt_bias.data(), o.d.data(), state_at(o.state_offset)},
-                          step, ctx);
-          },
+          [&](const op::Ssd& o) { kernels_->ssd(ssd_args(o, floats(o.y), cols(o.y)), step, ctx); },
           [&](const op::GateNorm& o) {
             kernels_->gate_norm(
                 {floats(o.x), cols(o.x), m, floats(o.z), cols(o.z), o.groups, o.group_dim, o.w.data(), o.eps, floats(o.y), cols(o.y)}, ctx);
@@ -379,6 +391,25 @@ DeltaRuleArgs Program::rule_args(const op::DeltaRule& o, const float* qkv, int64
           state_at(o.state_offset)};
 }
 
+SsdArgs Program::ssd_args(const op::Ssd& o, float* y, int64_t ldy) const {
+  return {floats(o.xbc),
+          o.xbc.stride_bytes / 4,
+          floats(o.dt),
+          o.dt.stride_bytes / 4,
+          y,
+          ldy,
+          o.heads,
+          o.head_dim,
+          o.groups,
+          o.state_dim,
+          o.dt_min,
+          o.dt_max,
+          o.a_log.data(),
+          o.dt_bias.data(),
+          o.d.data(),
+          state_at(o.state_offset)};
+}
+
 GatedNormArgs Program::norm_args(const op::GatedNorm& o, const float* x, int64_t ldx, int64_t m) const {
   return {x,
           ldx,
@@ -396,9 +427,14 @@ GatedNormArgs Program::norm_args(const op::GatedNorm& o, const float* x, int64_t
           o.is_plain};
 }
 
+// On trial a tile of tokens finds its window in the rows before it, of which there are sixteen.
+bool Program::is_whole(const op::DeltaLayer& o, int64_t n_heads) const {
+  return n_heads >= n_threads_ && (max_trial_rows_ == 0 || o.conv.width <= 17);
+}
+
 void Program::run_delta_layer(const op::DeltaLayer& o, const StepView& step, const ThreadCtx& ctx) {
   const int64_t width = o.rule.value_heads * o.rule.value_dim, m = step.n_tokens;
-  if (step.n_seqs * o.rule.key_heads >= ctx.n_threads) {
+  if (is_whole(o, step.n_seqs * o.rule.key_heads)) {
     kernels_->delta_layer({conv_args(o.conv, nullptr, 0), rule_args(o.rule, nullptr, 0, nullptr, 0), norm_args(o.norm, nullptr, 0, m)},
                           step, ctx);
     return;

@@ -18,7 +18,8 @@ StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std:
   for (int32_t t = 0; t < program_->n_threads(); ++t) sampler_scratch_.emplace_back(program_->vocab(), program_->kernels()->argmax);
   const auto n_seqs = static_cast<size_t>(limits.n_slots), n_tokens = static_cast<size_t>(limits.max_tokens);
   for (Work& w : works_) {
-    for (auto* v : {&w.seq_slot, &w.seq_start, &w.seq_tokens}) v->reserve(n_seqs);
+    for (auto* v : {&w.seq_slot, &w.seq_start, &w.seq_tokens, &w.seq_trial, &w.trial_first, &w.trial_count, &w.seq_kept})
+      v->reserve(n_seqs);
     for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->reserve(n_seqs + 1);
     w.logits_seq_start.reserve(n_seqs);
     for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.row_segment}) v->reserve(n_tokens);
@@ -69,7 +70,7 @@ std::span<uint8_t> StepRunner::snapshot(int32_t snapshot, bool is_write) {
 
 const char* StepRunner::submit(const StepRequest& request) {
   if (n_submitted_ == kDepth) return "as many steps as may be are submitted already";
-  int64_t n_tokens = 0, n_rows = 0, n_foretold = 0;
+  int64_t n_tokens = 0, n_rows = 0, n_foretold = 0, n_trial = 0;
   const bool has_drafts = !request.draft_from.empty();
   for (size_t s = 0; s < request.seq_slot.size(); ++s) {
     const int64_t count = request.seq_tokens[s], end = request.seq_start[s] + count;
@@ -83,12 +84,17 @@ const char* StepRunner::submit(const StepRequest& request) {
       return "a sequence with drafts is not sampled";
     if (has_drafts && request.n_drafts[s] < 0) return "fewer drafts than none";
     n_foretold += has_drafts ? request.n_drafts[s] : 0;
+    n_trial += is_drafting && count > 1 ? count : 0;
+    if (!request.save_to.empty() && (request.save_to[s] < -1 || request.save_to[s] >= limits_.n_snapshots))
+      return "no such place for a state";
     n_tokens += count;
     n_rows += request.seq_scores[s] || is_drafting ? count : (request.seq_samples[s] ? 1 : 0);
   }
   if (n_foretold != static_cast<int64_t>(request.draft_tokens.size())) return "as many drafts as are announced are needed";
   if (static_cast<int64_t>(request.seq_slot.size()) > limits_.n_slots) return "more sequences than slots";
   if (n_tokens > limits_.max_tokens) return "more tokens than a step may hold";
+  if (program_->state_slot_bytes() > 0 && n_trial > program_->max_trial_rows())
+    return "more rows with drafts than states can be taken back for";
   if (n_rows > limits_.max_rows) return "more rows with logits than a step may hold";
   if (static_cast<int64_t>(request.given.size()) != n_tokens * program_->given_width()) return "not one given row for each token";
 
@@ -104,6 +110,8 @@ const char* StepRunner::submit(const StepRequest& request) {
   w.draft_from.assign(request.draft_from.begin(), request.draft_from.end());
   w.n_drafts.assign(request.n_drafts.begin(), request.n_drafts.end());
   w.draft_tokens.assign(request.draft_tokens.begin(), request.draft_tokens.end());
+  w.save_to.assign(request.save_to.begin(), request.save_to.end());
+  w.save_at.assign(request.save_at.begin(), request.save_at.end());
   w.n_masks = 0;
   w.seq_mask.assign(request.seq_slot.size(), -1);
   for (size_t s = 0; s < request.seq_masked.size(); ++s) {
@@ -233,8 +241,22 @@ void StepRunner::place_drafts(Work& w) {
   }
 }
 
+// Sets apart rows for what the drafts of models with recurrent state are made of.
+void StepRunner::place_trials(Work& w) {
+  w.seq_trial.clear();
+  if (program_->max_trial_rows() == 0 || w.draft_from.empty()) return;
+  int32_t n = 0;
+  for (size_t s = 0; s < w.draft_from.size(); ++s) {
+    const bool is_tried = w.outcome.seq_drafted[s] > 0;
+    w.seq_trial.push_back(is_tried ? n : -1);
+    if (is_tried) n += w.seq_tokens[s];
+  }
+  if (n == 0) w.seq_trial.clear();
+}
+
 void StepRunner::gather(Work& w) {
   place_drafts(w);
+  place_trials(w);
   for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->assign(1, 0);
   w.logits_seq_start.clear();
   for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.row_segment, &w.logits_rows}) v->clear();
@@ -290,7 +312,8 @@ void StepRunner::run(Work& work) {
               reinterpret_cast<const int32_t*>(page_table_->data()),
               limits_.pages_per_slot,
               work.row_segment.data(),
-              work.given.data()};
+              work.given.data(),
+              work.seq_trial.empty() ? nullptr : work.seq_trial.data()};
   team_.run(
       [](void* arg, int32_t thread) {
         auto* j = static_cast<Job*>(arg);
@@ -299,6 +322,7 @@ void StepRunner::run(Work& work) {
       },
       &job);
   if (!limits_.is_pooling) keep_tokens(work);
+  keep_states(work, job.view);
   work.outcome.compute_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -308,10 +332,12 @@ void StepRunner::keep_tokens(Work& w) {
   StepOutcome& out = w.outcome;
   const auto n_top = static_cast<size_t>(std::max(out.n_top, 0));
   size_t n_kept = 0;
+  w.seq_kept.clear();
   for (size_t s = 0; s < w.seq_slot.size(); ++s) {
     Slot& slot = slots_[static_cast<size_t>(w.seq_slot[s])];
     int32_t* ids = token_row(w.seq_slot[s]);
     bool is_on = true;
+    const size_t n_kept_before = n_kept;
     for (auto r = static_cast<size_t>(w.logits_seq_rows[s]); is_on && r < static_cast<size_t>(w.logits_seq_rows[s + 1]); ++r, ++n_kept) {
       if (n_kept != r) {
         for (auto* v : {&out.row_seq, &out.row_pos, &out.row_token}) (*v)[n_kept] = (*v)[r];
@@ -327,12 +353,54 @@ void StepRunner::keep_tokens(Work& w) {
       ids[at] = std::max(token, 0);
       slot.n_tokens = at + 1;
     }
+    w.seq_kept.push_back(static_cast<int32_t>(n_kept - n_kept_before));
   }
   for (auto* v : {&out.row_seq, &out.row_pos, &out.row_token}) v->resize(n_kept);
   out.row_logprob.resize(out.n_top >= 0 ? n_kept : 0);
   out.row_rank.resize(out.n_top >= 0 ? n_kept : 0);
   out.top_ids.resize(n_kept * n_top);
   out.top_logprobs.resize(n_kept * n_top);
+}
+
+// Takes recurrent states over the rows that are right, and copies those that are to be saved on the way.
+void StepRunner::keep_states(Work& w, const StepView& view) {
+  if (w.seq_trial.empty() && w.save_to.empty()) return;
+  const auto is_tried = [&](size_t s) { return !w.seq_trial.empty() && w.seq_trial[s] >= 0; };
+  const auto n_to_save = [&](size_t s) { return w.save_to.empty() || w.save_to[s] < 0 ? 0 : w.save_at[s] - w.seq_start[s]; };
+  bool has_more = false;
+  w.trial_first.assign(w.seq_slot.size(), 0);
+  w.trial_count.assign(w.seq_kept.begin(), w.seq_kept.end());
+  for (size_t s = 0; s < w.seq_slot.size(); ++s) {
+    const int32_t n = n_to_save(s);
+    if (!is_tried(s) || n < 1 || n >= w.seq_kept[s]) continue;
+    w.trial_count[s] = n;
+    has_more = true;
+  }
+  advance_states(w, view);
+  for (size_t s = 0; s < w.seq_slot.size(); ++s)
+    if (const int32_t n = n_to_save(s); n >= 1 && (is_tried(s) ? n <= w.seq_kept[s] : n == w.seq_tokens[s]))
+      copies_.run({w.seq_slot[s], w.save_to[s], true, 0}, team_);
+  if (!has_more) return;
+  for (size_t s = 0; s < w.seq_slot.size(); ++s) {
+    w.trial_first[s] = w.trial_count[s];
+    w.trial_count[s] = w.seq_kept[s] - w.trial_count[s];
+  }
+  advance_states(w, view);
+}
+
+void StepRunner::advance_states(Work& w, const StepView& view) {
+  if (w.seq_trial.empty()) return;
+  struct Job {
+    StepRunner* self;
+    const StepView* view;
+    TrialRows rows;
+  } job{this, &view, {w.trial_first.data(), w.trial_count.data()}};
+  team_.run(
+      [](void* arg, int32_t thread) {
+        auto* j = static_cast<Job*>(arg);
+        j->self->program_->advance(*j->view, j->rows, thread, j->self->team_);
+      },
+      &job);
 }
 
 void StepRunner::sample(Work& w, int32_t thread) {

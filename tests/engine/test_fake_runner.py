@@ -38,7 +38,7 @@ class TestEarlyDraftingFake(DraftingRunnerContract):
         return FakeRunner(make_limits(**DRAFTING), drafter=drafter, runs_early=early_at_random(3))
 
 
-STATEFUL = {"state_bytes": 8, "n_snapshots": 2, "snapshot_spacing_tokens": 8, "takes_drafts": False}
+STATEFUL = {"state_bytes": 8, "n_snapshots": 2, "snapshot_spacing_tokens": 8}
 
 
 class TestLateStatefulFake(StatefulRunnerContract):

@@ -66,7 +66,7 @@ class Session(Bench):
     """A core on a native runner, stepped by hand, that keeps everything it is told."""
 
     def __init__(self, model, *, runner=None, **config):
-        n_tokens = config.setdefault("max_num_batched_tokens", 64)
+        n_tokens = config.setdefault("max_num_batched_tokens", 64) + config.get("max_draft_rows", 0)
         super().__init__(runner=model.runner(n_step_tokens=n_tokens, **(runner or {})), **config)
         self.logprobs, self.prompt_logprobs, self.n_preemptions = {}, {}, 0
 
@@ -123,7 +123,7 @@ class TinyModel:
         n_slots, max_len = sizes.get("n_slots", 4), sizes.get("max_len", MAX_LEN)
         n_snapshots, spacing = sizes.get("n_snapshots", 24), sizes.get("spacing", page_size)
         pages = n_slots * -(-max_len // page_size) if n_pages is None else n_pages
-        settings = NativeSettings(n_step_tokens, n_step_tokens, self.kv_dtype, n_threads)
+        settings = NativeSettings(n_step_tokens, n_step_tokens, self.kv_dtype, n_threads, max_draft_rows=24)
         capacity = Capacity(page_size, 1, pages, max_len, n_slots, 0, n_snapshots, spacing)
         return sized_runner(self.program, self.tensors, capacity, settings)
 
@@ -413,9 +413,22 @@ class TestTheNativeRunnerKeepsTheContract(RunnerContract):
         return self.model.runner(n_slots=3, max_len=64, n_step_tokens=24, n_threads=2)
 
 
-@pytest.fixture(scope="module")
-def hybrid():
-    return TinyModel("qwen3_5", Format.Q8_0, "float16")
+# With as many threads as heads or fewer, a layer is one piece of work; with more, it is cut finer.
+HYBRIDS = [
+    ("qwen3_5", Format.Q8_0, 2),
+    ("qwen3_next", Format.Q8_0, 3),
+    ("kimi_linear", Format.F32, 1),
+    ("kimi_linear_delta_last", Format.Q8_0, 3),
+    ("ling_clamped", Format.F32, 2),
+    ("mamba2", Format.Q8_0, 3),
+    ("lfm2", Format.Q8_0, 2),
+]
+
+
+@pytest.fixture(scope="module", params=HYBRIDS, ids=lambda m: m[0])
+def hybrid(request):
+    name, weight_format, n_threads = request.param
+    return TinyModel(name, weight_format, "float16"), n_threads
 
 
 class TestTheNativeRunnerKeepsStates(StatefulRunnerContract):
@@ -423,10 +436,10 @@ class TestTheNativeRunnerKeepsStates(StatefulRunnerContract):
 
     @pytest.fixture(autouse=True)
     def take_model(self, hybrid):
-        self.model = hybrid
+        self.model, self.n_threads = hybrid
 
     def make_runner(self):
-        return self.model.runner(n_slots=3, max_len=64, n_step_tokens=24, n_threads=2, n_snapshots=2)
+        return self.model.runner(n_slots=3, max_len=64, n_step_tokens=24, n_threads=self.n_threads, n_snapshots=2)
 
     def test_a_slot_that_is_admitted_again_stands_nowhere(self):
         """Though its last owner stood just where the new one would like to begin."""

@@ -121,7 +121,6 @@ def make_bench(setup, *, speculation=None, max_draft_rows=0, n_draft_max=0, **ru
         n_pages=setup.n_pages,
         page_size_tokens=setup.page_size,
         state_bytes=0 if setup.n_snapshots is None else 1000,
-        takes_drafts=setup.n_snapshots is None,
         n_snapshots=setup.n_snapshots or 0,
         snapshot_spacing_tokens=setup.spacing_pages * setup.page_size,
         has_kv=setup.has_kv or setup.n_snapshots is None,

@@ -156,9 +156,9 @@ def test_no_draft_takes_the_last_pages():
         assert bench.scheduler.n_preemptions == 0
 
 
-def test_a_model_with_recurrent_state_takes_no_drafts():
+def test_a_model_that_takes_no_drafts_gets_none():
     speculation = always(knowing(), n=5)
-    bench = bench_of(speculation, state_bytes=100)
+    bench = bench_of(speculation, takes_drafts=False)
     bench.add("a", PROMPT, max_tokens=12, temperature=0.0)
     bench.run()
     assert bench.tokens["a"] == WANT[:12]

@@ -17,7 +17,6 @@ def make_bench(*makers, n_snapshots=8, n_pages=40, runner=None, **config):
     limits = make_limits(
         n_pages=n_pages,
         max_len_tokens=120,
-        takes_drafts=False,
         state_bytes=100,
         n_snapshots=n_snapshots,
         snapshot_spacing_tokens=16,

@@ -11,7 +11,6 @@ SIZE = 4
 
 def make_bench(*, spacing=1000, n_snapshots=12, runner=None, limits=None, **config):
     sizes = {
-        "takes_drafts": False,
         "state_bytes": 100,
         "n_snapshots": n_snapshots,
         "snapshot_spacing_tokens": spacing,

@@ -76,6 +76,9 @@ struct StepView {
   int64_t page_table_stride;
   const int32_t* row_segment = nullptr; // [T] 0, or 1 from where a pair's second text begins
   const float* given = nullptr;         // [T, width] rows that the step brings along, one behind the other
+  // [S], or nullptr: none is. A sequence whose rows are on trial (not -1) leaves its recurrent state as it was: what they were made of is
+  // kept from this row of `Trial` on, and `Program::advance` takes the state over those that turn out right.
+  const int32_t* seq_trial = nullptr;
 };
 
 // One layer's share of the page pool. Page p of head h starts at base + p * page_stride_bytes + h * head_stride_bytes.
@@ -433,13 +436,16 @@ struct GateNormArgs {
 
 // A convolution, the delta rule of its result, and the gated norm of that: norm.y = what the three give one after the other, with
 // conv.channels = 2 * key_heads * key_dim + value_heads * value_dim and norm.heads = rule.value_heads. Between them is no buffer: conv.y,
-// rule.qkv, rule.y and norm.x are not read.
+// rule.qkv, rule.y and norm.x are not read. With norm.y nullptr only the state goes on.
 struct DeltaLayerArgs {
   ShortConvArgs conv;
   DeltaRuleArgs rule;
   GatedNormArgs norm;
 };
 int64_t delta_layer_thread_bytes(int64_t key_dim, int64_t value_dim, int64_t group); // group: value heads of a key head
+
+// What a thread needs behind that (or behind delta_rule_thread_bytes or ssd_thread_bytes) for rows on trial: a copy of `heads` matrices.
+int64_t trial_thread_bytes(int64_t key_dim, int64_t value_dim, int64_t heads);
 
 // y = (x - mean) / sqrt(variance + eps) * w + bias over each row of width columns. y may be x.
 struct LayerNormArgs {

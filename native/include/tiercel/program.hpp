@@ -12,6 +12,7 @@
 
 #include "tiercel/kernels.hpp"
 #include "tiercel/team.hpp"
+#include "tiercel/trial.hpp"
 
 namespace tiercel {
 
@@ -307,10 +308,14 @@ class Program {
   void add(Op op);
   // Fixes sizes and allocates: no add after it. logits: where the last linear left [R, vocab] floats.
   void seal(int64_t arena_bytes, KvPool kv, BufferRef logits, int64_t vocab, int64_t max_tokens, int64_t max_rows, int64_t max_seqs,
-            int64_t max_len, int64_t state_slot_bytes = 0);
+            int64_t max_len, int64_t state_slot_bytes = 0, int64_t max_trial_rows = 0);
 
   // Runs all ops of one step; called by every thread of the team with the same step.
   void replay(const StepView& step, int32_t thread, Team& team);
+  // Takes the states of the sequences on trial over those of their rows that are right. REQUIRES: replay has ended, of the same step.
+  void advance(const StepView& step, const TrialRows& rows, int32_t thread, Team& team);
+  // Rows on trial that a step may have; 0: none.
+  int64_t max_trial_rows() const { return max_trial_rows_; }
 
   float* logits_row(int64_t r) const { return reinterpret_cast<float*>(arena_->data() + logits_.offset + r * logits_.stride_bytes); }
   uint8_t* arena() const { return arena_->data(); }
@@ -338,7 +343,25 @@ class Program {
     std::vector<WeightRun> ahead; // for each thread, what the next linear reads first when few rows come; empty if none follows
   };
 
+  // Adds to each op's time what passes from lap to lap, on thread 0 when timing is on.
+  class OpClock {
+   public:
+    OpClock(Program& program, int32_t thread);
+    void lap(size_t op);
+
+   private:
+    Program* program_; // nullptr: nothing is measured
+    int64_t start_ = 0;
+  };
+
   void plan(int64_t max_tokens, int64_t max_rows);
+  void plan_trials(int64_t max_trial_rows);
+  void keep_inputs(const TrialInputs& t, const StepView& step, const ThreadCtx& ctx);
+  void advance_op(const TrialInputs& t, const StepView& one, int64_t row, const ThreadCtx& ctx);
+  float* trial_row(const TrialInputs& t, int64_t row) const {
+    return reinterpret_cast<float*>(trial_inputs_->data()) + t.offset + row * t.row_floats;
+  }
+  uint8_t* thread_scratch(int32_t thread) const { return scratch_->data() + thread * (thread_scratch_bytes_ + private_row_bytes_ + 4096); }
   bool can_be_private(size_t i, int64_t max_tokens, int64_t max_rows) const;
   // private_row: where a Q8 row lies instead of in its buffer, or nullptr.
   void run_op(const Op& op, const StepView& step, const ThreadCtx& ctx, uint8_t* private_row);
@@ -346,8 +369,11 @@ class Program {
     return {private_row ? private_row : arena_->data() + b.offset, b.stride_bytes, k};
   }
   void run_delta_layer(const op::DeltaLayer& o, const StepView& step, const ThreadCtx& ctx);
+  // Whether a delta layer's `n_heads` are enough for all threads, so that it runs as one.
+  bool is_whole(const op::DeltaLayer& o, int64_t n_heads) const;
   ShortConvArgs conv_args(const op::ShortConv& o, float* y, int64_t ldy) const;
   DeltaRuleArgs rule_args(const op::DeltaRule& o, const float* qkv, int64_t ld_qkv, float* y, int64_t ldy) const;
+  SsdArgs ssd_args(const op::Ssd& o, float* y, int64_t ldy) const;
   GatedNormArgs norm_args(const op::GatedNorm& o, const float* x, int64_t ldx, int64_t m) const;
   StateMemory state_at(int64_t offset) const { return {state_->data() + offset, state_slot_bytes_}; }
   float* floats(const BufferRef& b) const { return reinterpret_cast<float*>(arena_->data() + b.offset); }
@@ -364,6 +390,10 @@ class Program {
   std::unique_ptr<Region> layer_scratch_; // of delta layers; only touched when threads outnumber their heads
   std::unique_ptr<Region> state_;         // [slots][state_slot_bytes_]
   int64_t state_slot_bytes_ = 0;
+  std::vector<TrialInputs> trials_; // of each recurrent op
+  std::vector<int32_t> trial_of_;   // by op; -1: it has no state
+  std::unique_ptr<Region> trial_inputs_, trial_outputs_;
+  int64_t max_trial_rows_ = 0;
   KvPool kv_;
   BufferRef logits_{0, 0};
   int64_t vocab_ = 0, given_width_ = 0;

@@ -46,6 +46,9 @@ struct StepRequest {
   // those already there are as foretold, the ones after them are computed too, up to seq_tokens rows in all, and each row is sampled. The
   // rows that count end with the first whose token is not the one foretold; seq_tokens rows, tokens and masks are planned for.
   std::span<const int32_t> draft_from = {}, n_drafts = {}, draft_tokens = {};
+  // Of each sequence, a place for a copy of its recurrent state as it stands at position save_at, inside what the step turns out to take it
+  // over; -1: none, as for all if empty. Where it does not come by, nothing is copied.
+  std::span<const int32_t> save_to = {}, save_at = {};
 };
 
 struct StepOutcome {
@@ -123,7 +126,9 @@ class StepRunner {
     int32_t n_masks = 0;
     std::atomic<bool> has_masks{true}; // masks are there, or none is waited for
     int32_t n_rows = 0;
-    std::vector<int32_t> draft_from, n_drafts, draft_tokens; // as in StepRequest
+    std::vector<int32_t> draft_from, n_drafts, draft_tokens, save_to, save_at; // as in StepRequest
+    std::vector<int32_t> seq_trial, trial_first, trial_count;                  // of a step in which any is on trial
+    std::vector<int32_t> seq_kept;                                             // rows that turned out right, of a step with drafts
     StepOutcome outcome;
   };
 
@@ -136,6 +141,9 @@ class StepRunner {
   void place_drafts(Work& work);
   void sample(Work& work, int32_t thread);
   void keep_tokens(Work& work);
+  void place_trials(Work& work);
+  void keep_states(Work& work, const StepView& view);
+  void advance_states(Work& work, const StepView& view);
 
   std::unique_ptr<Program> program_;
   StepLimits limits_;

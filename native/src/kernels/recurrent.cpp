@@ -159,8 +159,9 @@ void walk_block(float* state, int64_t key_dim, int64_t n, const Tile& tile, cons
 struct ConvRows {
   const float* x;
   int64_t n;
-  bool is_new; // nothing came before them
-  float* state;
+  const float* before; // the width - 1 rows of x before them, ld_before apart; nullptr: nothing came before
+  int64_t ld_before;
+  float* state;       // where the last width - 1 rows go; nullptr: nowhere
   int64_t begin, end; // channels
   float* y;
   int64_t ldy;
@@ -173,7 +174,7 @@ TIERCEL_INLINE void convolve(const ShortConvArgs& a, const ConvRows& r, int64_t 
   for (int v = 0; v < V; ++v) {
     bias[v] = a.bias != nullptr ? load(a.bias + c + 16 * v) : zero();
     for (int j = 0; j < Width; ++j) w[j][v] = load(a.w + j * a.channels + c + 16 * v);
-    for (int j = 0; j + 1 < Width; ++j) window[j][v] = r.is_new ? zero() : load(r.state + j * a.channels + c + 16 * v);
+    for (int j = 0; j + 1 < Width; ++j) window[j][v] = r.before == nullptr ? zero() : load(r.before + j * r.ld_before + c + 16 * v);
   }
   float* y = r.y + c - r.begin;
   for (int64_t t = 0; t < r.n; ++t)
@@ -184,6 +185,7 @@ TIERCEL_INLINE void convolve(const ShortConvArgs& a, const ConvRows& r, int64_t 
       store(y + t * r.ldy + 16 * v, a.has_silu ? silu(sum) : sum);
       for (int j = 0; j + 1 < Width; ++j) window[j][v] = window[j + 1][v];
     }
+  if (r.state == nullptr) return;
   for (int v = 0; v < V; ++v)
     for (int j = 0; j + 1 < Width; ++j) store(r.state + j * a.channels + c + 16 * v, window[j][v]);
 }
@@ -194,7 +196,7 @@ void convolve_any(const ShortConvArgs& a, const ConvRows& r) {
   // Input i of the rows; below 0 it came in an earlier step, or never.
   const auto input = [&](int64_t i, int64_t c, int lanes) {
     if (i >= 0) return load_part(r.x + i * a.ldx + c, lanes);
-    return r.is_new ? zero() : load_part(r.state + (before + i) * a.channels + c, lanes);
+    return r.before == nullptr ? zero() : load_part(r.before + (before + i) * r.ld_before + c, lanes);
   };
   for (int64_t t = 0; t < r.n; ++t)
     for (int64_t c = r.begin; c < r.end; c += 16) {
@@ -203,6 +205,7 @@ void convolve_any(const ShortConvArgs& a, const ConvRows& r) {
       for (int64_t j = 0; j < a.width; ++j) sum = fma(load_part(a.w + j * a.channels + c, lanes), input(t - before + j, c, lanes), sum);
       store_part(r.y + t * r.ldy + c - r.begin, a.has_silu ? silu(sum) : sum, lanes);
     }
+  if (r.state == nullptr) return;
   // Ascending: what is read lies behind what is written.
   for (int64_t j = 0; j < before; ++j)
     for (int64_t c = r.begin; c < r.end; c += 16) {
@@ -224,13 +227,14 @@ TIERCEL_INLINE Tile tile_at(float* scratch, int64_t key_dim) {
   return {scratch, scratch + floats, scratch + 2 * floats, scratch + 3 * floats, stride};
 }
 
-// Blocks first_block .. end_block of a head's columns, for the n tokens of the tile; v and y at the head's first column.
+// Blocks first_block .. end_block of a head's columns, for the n tokens of the tile; state at the first block, v and y at the head's first
+// column.
 TIERCEL_INLINE void walk_blocks(const DeltaRuleArgs& a, float* state, int64_t first_block, int64_t end_block, int64_t n, const Tile& tile,
                                 const float* v, int64_t ldv, float* y, int64_t ldy) {
   for (int64_t b = first_block; b < end_block; ++b) {
     const int64_t column = b * kBlockColumns, left = a.value_dim - column;
-    walk_block(state + a.key_dim * column, a.key_dim, n, tile, v + column, ldv, left < kBlockColumns ? left : kBlockColumns, y + column,
-               ldy);
+    walk_block(state + a.key_dim * (column - first_block * kBlockColumns), a.key_dim, n, tile, v + column, ldv,
+               left < kBlockColumns ? left : kBlockColumns, y + column, ldy);
   }
 }
 
@@ -279,8 +283,9 @@ void short_conv(const ShortConvArgs& a, const StepView& view, const ThreadCtx& c
   for (int32_t s = 0; s < view.n_seqs; ++s) {
     const int64_t first = view.seq_rows[s], n = view.seq_rows[s + 1] - first;
     if (n == 0) continue;
-    convolve_rows(a, {a.x + first * a.ldx, n, view.seq_start[s] == 0, state_of(a.state, view.seq_slot[s]), begin, end,
-                      a.y + first * a.ldy + begin, a.ldy});
+    float* window = state_of(a.state, view.seq_slot[s]);
+    convolve_rows(a, {a.x + first * a.ldx, n, view.seq_start[s] == 0 ? nullptr : window, a.channels,
+                      is_on_trial(view, s) ? nullptr : window, begin, end, a.y + first * a.ldy + begin, a.ldy});
   }
 }
 
@@ -297,11 +302,9 @@ void delta_rule(const DeltaRuleArgs& a, const StepView& view, const ThreadCtx& c
     const int64_t first = view.seq_rows[s], n = view.seq_rows[s + 1] - first;
     if (n == 0) continue;
     const Head head = head_of(a, h);
-    float* state = state_of(a.state, view.seq_slot[s]) + h * a.key_dim * columns;
-    if (view.seq_start[s] == 0) {
-      const int64_t from = first_block * kBlockColumns, to = end_block * kBlockColumns < columns ? end_block * kBlockColumns : columns;
-      std::memset(state + a.key_dim * from, 0, static_cast<size_t>(a.key_dim * (to - from)) * sizeof(float));
-    }
+    const int64_t from = first_block * kBlockColumns, to = end_block * kBlockColumns < columns ? end_block * kBlockColumns : columns;
+    float* state = walked_state(view, s, state_of(a.state, view.seq_slot[s]) + a.key_dim * (h * columns + from), a.key_dim * (to - from),
+                                tile.beta + kTileTokens);
     for (int64_t t = 0; t < n; t += kTileTokens) {
       const int64_t n_tile = n - t < kTileTokens ? n - t : kTileTokens;
       for (int64_t i = 0; i < n_tile; ++i) {
@@ -338,15 +341,20 @@ void delta_layer(const DeltaLayerArgs& a, const StepView& view, const ThreadCtx&
     const int64_t s = u / r.key_heads, key_head = u % r.key_heads;
     const int64_t first = view.seq_rows[s], n = view.seq_rows[s + 1] - first;
     if (n == 0) continue;
-    const bool is_new = view.seq_start[s] == 0;
-    float* windows = state_of(a.conv.state, view.seq_slot[s]);
-    float* states = state_of(r.state, view.seq_slot[s]) + key_head * group * head_floats;
+    float* window = state_of(a.conv.state, view.seq_slot[s]);
+    const float* x = a.conv.x + first * a.conv.ldx;
+    const bool is_tried = is_on_trial(view, s);
     if (n == 1 && u + 1 < mine.end) fetch_convolutions(a, view, u + 1);
-    if (is_new) std::memset(states, 0, static_cast<size_t>(group * head_floats) * sizeof(float));
+    float* states = walked_state(view, s, state_of(r.state, view.seq_slot[s]) + key_head * group * head_floats, group * head_floats,
+                                 outputs + kTileTokens * e);
     for (int64_t t = 0; t < n; t += kTileTokens) {
       const int64_t n_tile = n - t < kTileTokens ? n - t : kTileTokens;
+      // On trial the window stays as it was: a further tile's begins with rows of this step.
+      const bool is_first = t == 0, is_behind = is_tried && !is_first;
+      const float* before = is_behind ? x + (t - a.conv.width + 1) * a.conv.ldx : view.seq_start[s] == 0 && is_first ? nullptr : window;
       const auto convolved = [&](int64_t begin, int64_t count, float* y) {
-        convolve_rows(a.conv, {a.conv.x + (first + t) * a.conv.ldx, n_tile, is_new && t == 0, windows, begin, begin + count, y, ld});
+        convolve_rows(a.conv, {x + t * a.conv.ldx, n_tile, before, is_behind ? a.conv.ldx : a.conv.channels, is_tried ? nullptr : window,
+                               begin, begin + count, y, ld});
       };
       convolved(key_head * d, d, qkv);
       convolved(keys + key_head * d, d, qkv + d);
@@ -356,6 +364,7 @@ void delta_layer(const DeltaLayerArgs& a, const StepView& view, const ThreadCtx&
         const Head head = head_of(r, key_head * group + g);
         for (int64_t i = 0; i < n_tile; ++i) prepare_gates(r, head, first + t + i, i, tile);
         walk_blocks(r, states + g * head_floats, 0, n_blocks, n_tile, tile, qkv + 2 * d + g * e, ld, outputs, e);
+        if (a.norm.y == nullptr) continue;
         for (int64_t i = 0; i < n_tile; ++i) norm_head_of_row(a.norm, first + t + i, head.value_head, outputs + i * e);
       }
     }

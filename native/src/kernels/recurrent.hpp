@@ -45,5 +45,18 @@ TIERCEL_INLINE float* state_of(const StateMemory& memory, int32_t slot) {
   return reinterpret_cast<float*>(memory.base + slot * memory.slot_stride_bytes);
 }
 
+TIERCEL_INLINE bool is_on_trial(const StepView& view, int64_t s) { return view.seq_trial != nullptr && view.seq_trial[s] >= 0; }
+
+// Where a sequence's rows walk n floats of its state: in place, or on trial in a copy. Zeros when nothing came before them.
+TIERCEL_INLINE float* walked_state(const StepView& view, int64_t s, float* state, int64_t n, float* copy) {
+  float* walked = is_on_trial(view, s) ? copy : state;
+  const auto bytes = static_cast<size_t>(n) * sizeof(float);
+  if (view.seq_start[s] == 0)
+    std::memset(walked, 0, bytes);
+  else if (walked != state)
+    std::memcpy(walked, state, bytes);
+  return walked;
+}
+
 } // namespace
 } // namespace tiercel::TIERCEL_LEVEL

@@ -82,8 +82,8 @@ void ssd(const SsdArgs& a, const StepView& view, const ThreadCtx& ctx) {
     const int64_t first = view.seq_rows[s], n = view.seq_rows[s + 1] - first;
     if (n == 0) continue;
     const int64_t columns = a.head_dim - column < kBlockColumns ? a.head_dim - column : kBlockColumns, n_vectors = (columns + 15) / 16;
-    float* state = state_of(a.state, view.seq_slot[s]) + h * head_floats + a.state_dim * column;
-    if (view.seq_start[s] == 0) std::memset(state, 0, static_cast<size_t>(a.state_dim * 16 * n_vectors) * sizeof(float));
+    float* state = walked_state(view, s, state_of(a.state, view.seq_slot[s]) + h * head_floats + a.state_dim * column,
+                                a.state_dim * 16 * n_vectors, reinterpret_cast<float*>(&tile + 1));
     const float* b = a.xbc + a.heads * a.head_dim + h / (a.heads / a.groups) * a.state_dim;
     const float* c = b + a.groups * a.state_dim;
     const int64_t at = h * a.head_dim + column;

@@ -319,6 +319,7 @@ class StepRunner:
         is_pooling: bool = False,
         state_slot_bytes: int = 0,
         n_snapshots: int = 0,
+        max_trial_rows: int = 0,
     ) -> None: ...
     def admit(
         self, slot: int, tokens: _AnyInts, n_prompt: int, params: SamplerParams, n_first: int | None = None
@@ -340,6 +341,7 @@ class StepRunner:
         masked: _AnyBools | None = None,
         given: _Floats | None = None,
         drafts: tuple[_AnyInts, _AnyInts, _AnyInts] | None = None,
+        saves: tuple[_AnyInts, _AnyInts] | None = None,
     ) -> None: ...
     def set_masks(self, step_id: int, masks: _Words) -> None: ...
     def wait(self, n: int) -> int: ...

@@ -37,6 +37,7 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
         else min(max_step_tokens, max(plan.capacity.max_num_seqs, 64)) + n_drafts,
         kv_dtype=plan.kv_dtype,
         n_threads=plan.n_threads,
+        max_draft_rows=n_drafts,
     )
     try:
         return NativeRunner(plan.lowered, weights, plan.capacity, settings, plan.placement)

@@ -31,8 +31,6 @@ def speculation_settings(plan: Plan) -> "SpeculationSettings":
 def _why_no_drafts(plan: Plan) -> str | None:
     if plan.pooling is not None:
         return "a pooling model generates nothing"
-    if plan.capacity.state_bytes:
-        return "a model with recurrent state cannot go back behind a draft that was wrong"
     return None
 
 

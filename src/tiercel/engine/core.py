@@ -87,7 +87,7 @@ class EngineCore:
         self._sink = sink
         self._listener = listener
         self._scheduler = Scheduler(limits, config)
-        can_draft = config.max_draft_rows and limits.takes_drafts and not limits.state_bytes
+        can_draft = config.max_draft_rows and limits.takes_drafts
         self._speculation = speculation if can_draft else None
         self._depth = 2 if config.async_scheduling else 1  # steps under way, but for those that run ahead
         self._decode_s = 0.0  # what the step collected last took, if all it did was decode, and it is known
@@ -492,6 +492,8 @@ class EngineCore:
             self._take_tokens(step, result)
         else:
             self._take_rows(step, result)
+        if step.saves_inside:
+            self._scheduler.taken(step, _spans(result))
         if self._in_flight:
             self._send_masks(self._in_flight[0])
 
@@ -754,6 +756,14 @@ class EngineCore:
         updates, self._updates = self._updates, []
         if updates and self._sink is not None:
             self._sink(updates)
+
+
+def _spans(result: StepResult) -> dict[int, tuple[int, int]]:
+    """Give which positions of each sequence of a step have rows, by place: from the first to behind the last."""
+    spans: dict[int, tuple[int, int]] = {}
+    for place, position in zip(result.row_seq.tolist(), result.row_pos.tolist(), strict=True):
+        spans[place] = spans.get(place, (position, 0))[0], position + 1
+    return spans
 
 
 def _lost(sequence_id: str, time_s: float, error: TiercelError) -> SequenceUpdate:

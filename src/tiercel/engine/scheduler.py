@@ -47,6 +47,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct, field
 
 from tiercel.engine.config import EngineConfig
@@ -84,6 +85,7 @@ class PlannedStep(Struct, eq=False):
     discarded: set[Sequence] = field(default_factory=set)  # their rows are not to be believed
     loads: list[tuple[Sequence, Snapshot]] = field(default_factory=list)  # states that admitted sequences go on from
     saves: list[PlannedSave] = field(default_factory=list)  # what is saved behind it
+    saves_inside: dict[int, PlannedSave] = field(default_factory=dict)  # and inside it, by place, if it comes by
     n_logprobs: int | None = None
     n_rows: int = 0
     n_draft_rows: int = 0
@@ -155,6 +157,15 @@ class PlannedStep(Struct, eq=False):
         return memoryview(bytes(is_masked)).cast("?")
 
     def _drafts(self) -> Drafts:
+        drafts = self._foretold_drafts()
+        if not self.saves_inside:
+            return drafts
+        saves = [self.saves_inside.get(i) for i in range(len(self.sequences))]
+        to = array("i", [-1 if save is None else save.snapshot.place_idx for save in saves])
+        at = array("i", [0 if save is None else save.snapshot.n_tokens for save in saves])
+        return msgspec.structs.replace(drafts, save_to=to, save_at=at)
+
+    def _foretold_drafts(self) -> Drafts:
         if self.drafts_own:
             n = len(self.sequences)
             whose = array("i", [OWN_DRAFTS if i in self.foretold else -1 for i in range(n)])
@@ -245,13 +256,19 @@ class Scheduler:
         """Note that a step has ended, well or not: slots that only it and older ones named are free."""
         assert step.step_id == self._collected_id + 1, "engine.scheduler: steps are collected in order"
         self._collected_id = step.step_id
-        if self.states is not None and (step.saves or step.loads):
+        if self.states is not None and (step.saves or step.loads or step.saves_inside):
             for sequence, snapshot in self.states.collected(step, is_failed=is_failed):
                 self._offer_state(sequence, snapshot)
         if self._held_slots:
             self._released_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
             self._free_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
             self._held_slots = [held for held in self._held_slots if held[0] > step.step_id]
+
+    def taken(self, step: PlannedStep, spans: dict[int, tuple[int, int]]) -> None:
+        """Note that a step with drafts has been seen to: `spans` says by place which positions it computed rightly."""
+        if self.states is not None:
+            for sequence, snapshot in self.states.taken(step, spans):
+                self._offer_state(sequence, snapshot)
 
     def settle(self, step: PlannedStep, n_sampled: dict[int, int]) -> None:
         """Take back what a step with drafts did not sample. `n_sampled`: tokens by place. Before they are taken."""

@@ -11,6 +11,9 @@ copied while it stands where a page ends. These are a sequence's stops, and its 
 Behind its stops it grows by single tokens, and whenever that fills a page a state is saved: the end of its output is
 not known before it comes. The two newest of these are kept, as the newest may turn out to lie behind the end.
 
+A step with drafts may pass the end of a page, and which of them are right is known when it has run. So it is told where
+to save on its way (`PlannedStep.saves_inside`), and what came of that is seen when its tokens were taken (`taken`).
+
 A state may be found once its step has ended well and its tokens are known (`collected`). Until then a sequence that
 could use it waits, as it does for one that a running sequence still has before it (`is_awaited`).
 """
@@ -115,58 +118,99 @@ class StateKeeper:
     def plan_saves(self, step: "PlannedStep") -> None:
         """Take places for what the step's sequences are to save behind it."""
         size = self._page_size
-        for sequence in step.sequences:
+        for place, sequence in enumerate(step.sequences):
+            if place in step.foretold:
+                self._plan_inside(step, place)
+                continue
             if sequence.n_computed % size:
                 continue
             if not sequence.stops:
-                self._plan_newest(step, sequence)
+                self._plan_newest(step, sequence, sequence.n_computed)
             elif sequence.stops[-1].n_tokens == sequence.n_computed:
                 stop = self._pop_stop(sequence)
                 if self.store.is_known(stop.key):
                     sequence.saved_at = stop.n_tokens
                 else:
-                    self._reserve(step, sequence, stop)
+                    self._reserve(step, sequence, stop.n_tokens, stop)
 
-    def _plan_newest(self, step: "PlannedStep", sequence: Sequence) -> None:
+    def _plan_inside(self, step: "PlannedStep", place: int) -> None:
+        """Have the first page boundary saved that a step with drafts may come by."""
+        sequence, size = step.sequences[place], self._page_size
+        start = sequence.n_computed - step.counts[place]
+        n_tokens = (start // size + 1) * size
+        if n_tokens <= sequence.n_computed and not sequence.stops:
+            self._plan_newest(step, sequence, n_tokens, place)
+
+    def _plan_newest(
+        self, step: "PlannedStep", sequence: Sequence, n_tokens: int, place: int | None = None
+    ) -> None:
         newest, store = sequence.newest_states, self.store
         while len(newest) > 1:
             older = newest.pop(0)
             if store.is_superseded(older):
                 store.drop(older)
-        self._reserve(step, sequence, None)
+        self._reserve(step, sequence, n_tokens, None, place)
 
-    def _reserve(self, step: "PlannedStep", sequence: Sequence, stop: Stop | None) -> None:
-        n_tokens = sequence.n_computed
+    def _reserve(
+        self, step: "PlannedStep", sequence: Sequence, n_tokens: int, stop: Stop | None, place: int | None = None
+    ) -> None:
         key, n_uses = (None, 0) if stop is None else (stop.key, stop.n_uses)
         snapshot = self.store.reserve(n_tokens, n_tokens - sequence.saved_at, key=key, n_uses=n_uses)
         if snapshot is None:
             return
         is_stop = stop is not None or n_tokens % self._spacing == 0
+        save = PlannedSave(sequence, sequence.slot, snapshot, is_stop, self._epoch)
+        if place is not None:
+            step.saves_inside[place] = save
+            return
         if is_stop:
             sequence.saved_at = n_tokens
-        step.saves.append(PlannedSave(sequence, sequence.slot, snapshot, is_stop, self._epoch))
+        step.saves.append(save)
 
     def collected(self, step: "PlannedStep", *, is_failed: bool) -> list[tuple[Sequence, Snapshot]]:
         """Note that a step has ended: what it saved can be found, if its tokens are those that are known.
 
         Returns: the states that can be found now, and whose they are.
         """
-        found = []
         for _, snapshot in step.loads:
             self.store.unpin(snapshot)
-        for save in step.saves:
-            sequence, snapshot = save.sequence, save.snapshot
-            # What an ended sequence's last token left is not in a page that can be found.
-            n_known = len(sequence.token_ids) - (sequence.state is State.FINISHED)
-            is_doubtful = is_failed or sequence.is_spoilt or sequence in step.discarded or save.epoch != self._epoch
-            if is_doubtful or snapshot.n_tokens > n_known:
-                self.store.give_up(snapshot)
+        if is_failed:
+            for save in (*step.saves, *step.saves_inside.values()):
+                self.store.give_up(save.snapshot)
+            return []
+        return [(save.sequence, kept) for save in step.saves if (kept := self._keep(step, save)) is not None]
+
+    def taken(self, step: "PlannedStep", spans: "dict[int, tuple[int, int]]") -> list[tuple[Sequence, Snapshot]]:
+        """Note that a step's tokens are known, of which `spans` says by place which positions it computed rightly.
+
+        Returns: as `collected`.
+        """
+        found = []
+        for place, save in step.saves_inside.items():
+            start, end = spans.get(place, (0, 0))
+            if not start < save.snapshot.n_tokens <= end:
+                self.store.give_up(save.snapshot)
                 continue
-            kept = self.store.keep(snapshot, sequence.page_keys.extend(sequence.token_ids))
-            if not save.is_stop and kept is snapshot:
-                sequence.newest_states.append(kept)
-            found.append((sequence, kept))
+            kept = self._keep(step, save)
+            if kept is not None:
+                found.append((save.sequence, kept))
+                if save.is_stop:
+                    save.sequence.saved_at = kept.n_tokens
         return found
+
+    def _keep(self, step: "PlannedStep", save: PlannedSave) -> Snapshot | None:
+        """Make a state findable that was saved, unless it is in doubt."""
+        sequence, snapshot = save.sequence, save.snapshot
+        # What an ended sequence's last token left is not in a page that can be found.
+        n_known = len(sequence.token_ids) - (sequence.state is State.FINISHED)
+        is_doubtful = sequence.is_spoilt or sequence in step.discarded or save.epoch != self._epoch
+        if is_doubtful or snapshot.n_tokens > n_known:
+            self.store.give_up(snapshot)
+            return None
+        kept = self.store.keep(snapshot, sequence.page_keys.extend(sequence.token_ids))
+        if not save.is_stop and kept is snapshot:
+            sequence.newest_states.append(kept)
+        return kept
 
     def leave(self, sequence: Sequence) -> None:
         """Note that a sequence does not run any more."""

@@ -5,6 +5,7 @@ step is one call that holds no Python. `explain` says which kernel and format ea
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from tiercel.ops.dims import Bounds, Dim
 from tiercel.ops.place import Placement, place
 from tiercel.ops.program import KvLayer, Weight
 from tiercel.protocol.params import SamplingParams
-from tiercel.protocol.step import RunnerLimits, StepPlan, StepResult
+from tiercel.protocol.step import Drafts, Ints, RunnerLimits, StepPlan, StepResult
 from tiercel.runner.capacity import Capacity
 from tiercel.runner.weights import PackedWeightStore
 from tiercel.sampling.native import native_params
@@ -42,6 +43,7 @@ class NativeSettings(msgspec.Struct, frozen=True):
     kv_dtype: str  # "float16" | "float32" | "int8"
     n_threads: int
     level: str | None = None  # None: `chosen_level`
+    max_draft_rows: int = 0  # of one step of a model with recurrent state; 0: it takes no drafts
 
 
 def chosen_level() -> str:
@@ -110,11 +112,14 @@ class NativeRunner:
             n_token_ids=vocab_size,
             is_pooling=program.is_pooling,
             n_snapshots=capacity.n_snapshots if program.state_layers else 0,
+            max_trial_rows=_n_trial_rows(program, capacity, settings),
         )
         self._page_buffers: BufferPool | None = None  # once a page was copied
         # Where each slot's state stands; None for models without any. A place where nothing was saved stands at 0.
         self._next_start = [0] * capacity.max_num_seqs if program.state_layers else None
         self._saved_at = [0] * capacity.n_snapshots if program.state_layers else []
+        # Steps with drafts that were not collected: until then states stand there at most.
+        self._drafting: dict[int, StepPlan] = {}
         self._limits = RunnerLimits(
             n_slots=capacity.max_num_seqs,
             max_len_tokens=capacity.max_len_tokens,
@@ -130,7 +135,7 @@ class NativeRunner:
             n_snapshots=len(self._saved_at),
             snapshot_spacing_tokens=capacity.snapshot_spacing_tokens,
             has_kv=bool(program.kv_layers) or not program.state_layers,
-            takes_drafts=not program.state_layers and not program.is_pooling,  # a state that went too far stays there
+            takes_drafts=not program.is_pooling and (not program.state_layers or settings.max_draft_rows > 0),
         )
 
     @property
@@ -210,17 +215,21 @@ class NativeRunner:
                 plan.seq_masked,
                 given,
                 None if plan.drafts is None else (plan.drafts.seq_from, plan.drafts.seq_count, plan.drafts.token_ids),
+                None if plan.drafts is None or plan.drafts.save_to is None else (plan.drafts.save_to, plan.drafts.save_at),
             )
         except ValueError as error:
             raise ShapeError(f"runner.submit: step {plan.step_id}: {error}") from error
         if self._next_start is not None:
             for slot, start, n in zip(plan.seq_slot, plan.seq_start, plan.seq_tokens, strict=True):
                 self._next_start[slot] = int(start) + int(n)
+            if plan.drafts is not None:
+                self._drafting[plan.step_id] = plan
+                self._note_saves(plan.drafts)
 
     def _check_starts(self, plan: StepPlan, next_start: list[int]) -> None:
         """Refuse a step that begins neither where the one before ended nor at 0: a state has no positions."""
-        if plan.drafts is not None:
-            raise ShapeError(f"runner.submit: step {plan.step_id}: drafts for a model with recurrent state; send none")
+        if plan.drafts is not None and not self._limits.takes_drafts:
+            raise ShapeError(f"runner.submit: step {plan.step_id}: drafts, and no room was made for any; send none")
         for slot, start in zip(plan.seq_slot, plan.seq_start, strict=True):
             if start != 0 and 0 <= slot < len(next_start) and start != next_start[slot]:
                 raise ShapeError(
@@ -231,6 +240,22 @@ class NativeRunner:
     def set_draft_policy(self, step_seconds: Sequence[float], chances: Sequence[float]) -> None:
         """See `Runner.set_draft_policy`."""
         raise ShapeError("runner.set_draft_policy: this runner makes no drafts; give it a drafter")
+
+    def _note_saves(self, drafts: Drafts) -> None:
+        if drafts.save_to is None or drafts.save_at is None:
+            return
+        for place_idx, n_tokens in zip(drafts.save_to.tolist(), drafts.save_at.tolist(), strict=True):
+            if place_idx >= 0:
+                self._saved_at[place_idx] = n_tokens
+
+    def _settle(self, plan: StepPlan, row_seq: Ints) -> None:
+        """Take back what a step with drafts did not compute, or computed in vain."""
+        assert plan.drafts is not None, "runner.native: a step without drafts has nothing to settle"
+        assert self._next_start is not None, "runner.native: no state to settle"
+        n_kept = Counter(row_seq.tolist())
+        for s, first in enumerate(plan.drafts.seq_from.tolist()):
+            if first != -1:
+                self._next_start[plan.seq_slot[s]] -= int(plan.seq_tokens[s]) - n_kept[s]
 
     def set_masks(self, step_id: int, masks: "np.ndarray") -> None:
         """See `Runner.set_masks`."""
@@ -249,7 +274,10 @@ class NativeRunner:
 
     def collect(self) -> StepResult:
         """See `Runner.collect`."""
-        return StepResult(*self._runner.collect())
+        result = StepResult(*self._runner.collect())
+        if result.seq_drafted is not None and self._next_start is not None:
+            self._settle(self._drafting.pop(result.step_id), result.row_seq)
+        return result
 
     @property
     def page_group(self) -> "ObjectGroup | None":
@@ -345,6 +373,12 @@ def _check_heads(program: ops.Lowered, kv_dtype: str) -> None:
         raise UnsupportedModel(
             f"runner.native: heads of {wrong[0]} columns; a multiple of {_HEAD_COLUMNS} is needed; choose another model"
         )
+
+
+def _n_trial_rows(program: ops.Lowered, capacity: Capacity, settings: NativeSettings) -> int:
+    """Return how many rows of a step may be taken back: drafts, and beside them the token that each stands behind."""
+    n = settings.max_draft_rows if program.state_layers else 0
+    return min(n + min(n, capacity.max_num_seqs), settings.max_step_tokens)
 
 
 def _n_token_ids(program: ops.Lowered) -> int:

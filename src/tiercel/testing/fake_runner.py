@@ -159,6 +159,8 @@ class FakeRunner:
         assert not self.is_closed, "fake: submit after close"
         assert len(self._waiting) + len(self._done) < N_STEPS_MAX, "fake: too many steps under way"
         self._check_fits(plan)
+        for place in _saves_of(plan):
+            self._states.will_save(place)
         self._waiting.append(plan)
         pages = [list(self._row(slot).page_ids) for slot in plan.seq_slot.tolist()]
         self._found.append(_Waiting(pages, self._drafts.policy))
@@ -476,6 +478,13 @@ class FakeRunner:
             row.n_known = one[1] + 2
             if one[2] != draft:
                 break
+        if self._limits.state_bytes:
+            end = start + len(kept)
+            self._states.go_back(int(plan.seq_slot[s]), end)
+            if plan.drafts.save_to is not None and plan.drafts.save_at is not None:
+                place, at = int(plan.drafts.save_to[s]), int(plan.drafts.save_at[s])
+                if place >= 0 and start < at <= end:
+                    self._states.save(int(plan.seq_slot[s]), place, at)
         return kept, len(drafts)
 
     def _run_sequence(self, plan: StepPlan, s: int, start: int, n: int) -> list[tuple[int, int, int, int]]:
@@ -543,6 +552,13 @@ def _is_drafting(plan: StepPlan) -> np.ndarray:
         return np.zeros(len(plan.seq_slot), np.bool_)
     is_drafting: np.ndarray = np.asarray(plan.drafts.seq_from) != -1
     return is_drafting
+
+
+def _saves_of(plan: StepPlan) -> list[int]:
+    """Give the places that a step with drafts may save states in."""
+    if plan.drafts is None or plan.drafts.save_to is None:
+        return []
+    return [place for place in plan.drafts.save_to.tolist() if place >= 0]
 
 
 def fake_row(value: int, width: int) -> list[float]:

@@ -26,6 +26,12 @@ class FakeState:
         """A digest of the values, which can be gone on with."""
         return blake2b(self.values, digest_size=8)
 
+    def cut(self, n_tokens: int) -> "FakeState":
+        """Give what it was after its first `n_tokens`."""
+        values = self.values[: 8 * n_tokens]
+        has_nan = any(not any(values[i : i + 8]) for i in range(0, len(values), 8))
+        return FakeState(n_tokens, values, has_nan)
+
     def add(self, value: bytes, *, is_nan: bool) -> None:
         """Go on by a token."""
         self.values += value
@@ -50,6 +56,20 @@ class FakeStates:
             raise ShapeError(f"fake: place {place} of {len(self._places)}; one that was saved in is needed; choose one")
         self._is_written[place] = True
         self._asked.append((n_steps_before, slot, place, is_save))
+
+    def will_save(self, place: int) -> None:
+        """Note that a submitted step may save a state in a place."""
+        if not 0 <= place < len(self._places):
+            raise ShapeError(f"fake: place {place}; there are {len(self._places)}; choose one of them")
+        self._is_written[place] = True
+
+    def go_back(self, slot: int, n_tokens: int) -> None:
+        """Take a slot's state back to an earlier token."""
+        self._slots[slot] = self._slots[slot].cut(n_tokens)
+
+    def save(self, slot: int, place: int, n_tokens: int) -> None:
+        """Keep what a slot's state was after `n_tokens`."""
+        self._places[place] = self._slots[slot].cut(n_tokens)
 
     def copy_before(self, n_steps_run: int) -> None:
         """Make the copies that come before the step after the first `n_steps_run`."""

@@ -59,10 +59,12 @@ class Driver:
         masked: Sequence[int] = (),
         drafts: Mapping[int, tuple[int, Sequence[int]]] | None = None,
         n_draft: int = 0,
+        saves: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         """Submit a step of (slot, start, tokens); `samples`, `scores` and `masked` name slots.
 
-        `drafts` gives for a slot from which position on which tokens are foretold, or OWN; `n_draft` are made.
+        `drafts` gives for a slot from which position on which tokens are foretold, or OWN; `n_draft` are made. `saves`
+        gives to which place its state is saved at which position.
         """
         self.runner.submit(
             StepPlan(
@@ -74,7 +76,7 @@ class Driver:
                 seq_scores=np.array([slot in scores for slot, _, _ in rows], np.bool_),
                 n_logprobs=n_logprobs,
                 seq_masked=np.array([slot in masked for slot, _, _ in rows], np.bool_) if masked else None,
-                drafts=None if drafts is None else _drafts_of([slot for slot, _, _ in rows], drafts),
+                drafts=None if drafts is None else _drafts_of([slot for slot, _, _ in rows], drafts, saves),
                 n_draft=n_draft,
             )
         )
@@ -96,9 +98,12 @@ class Driver:
         n_logprobs: int | None = None,
         drafts: Mapping[int, tuple[int, Sequence[int]]] | None = None,
         n_draft: int = 0,
+        saves: Mapping[int, tuple[int, int]] | None = None,
     ) -> StepResult:
         """Run one step to its end."""
-        self.submit(*rows, samples=samples, scores=scores, n_logprobs=n_logprobs, drafts=drafts, n_draft=n_draft)
+        self.submit(
+            *rows, samples=samples, scores=scores, n_logprobs=n_logprobs, drafts=drafts, n_draft=n_draft, saves=saves
+        )
         return self.runner.collect()
 
     def generate(self, slot: int, n_known: int, n: int) -> list[int]:
@@ -109,10 +114,16 @@ class Driver:
         return tokens
 
 
-def _drafts_of(slots: Sequence[int], drafts: Mapping[int, tuple[int, Sequence[int]]]) -> Drafts:
+def _drafts_of(
+    slots: Sequence[int],
+    drafts: Mapping[int, tuple[int, Sequence[int]]],
+    saves: Mapping[int, tuple[int, int]] | None,
+) -> Drafts:
     each = [drafts.get(slot, (-1, ())) for slot in slots]
     ids = [i for _, foretold in each for i in foretold]
-    columns = ([first for first, _ in each], [len(foretold) for _, foretold in each], ids)
+    columns: list[list[int]] = [[first for first, _ in each], [len(foretold) for _, foretold in each], ids]
+    if saves is not None:
+        columns += map(list, zip(*(saves.get(slot, (-1, 0)) for slot in slots), strict=True))
     return Drafts(*(np.array(column, np.int32) for column in columns))
 
 

@@ -4,9 +4,13 @@
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tiercel.base.errors import ShapeError
 from tiercel.testing.runner_kit import OTHER, PROMPT, Driver, RunnerContract
+
+if TYPE_CHECKING:
+    from tiercel.kv.tiers.interface import Bytes
 
 
 class StatefulRunnerContract(RunnerContract):
@@ -83,6 +87,90 @@ class StatefulRunnerContract(RunnerContract):
             found += runner.read_states([0])
             runner.close()
         assert found[0] == found[1] == found[2]
+
+    def _states_along(self, tokens: list[int], n_first: int) -> "list[Bytes]":
+        """Give the states that the first `n_first` of some tokens leave, and one more, and so on."""
+        runner = self.make_runner()
+        driver = Driver(runner)
+        driver.admit(0, tokens, len(tokens))
+        states = []
+        for start, end in zip([0, *range(n_first, len(tokens))], range(n_first, len(tokens) + 1), strict=True):
+            driver.step((0, start, end - start))
+            runner.save_state(0, 0)
+            states += runner.read_states([0])
+        runner.close()
+        return states
+
+    def test_drafts_leave_the_state_of_those_that_are_right(self) -> None:
+        """However many are, of however many, beside a sequence that has none and one whose drafts all are wrong."""
+        n, n_other = len(PROMPT), len(OTHER)
+        want, want_other = self._alone(PROMPT, 24), self._alone(OTHER, 3)
+        along = self._states_along([*PROMPT, *want], n)
+        (other,) = self._states_along([*OTHER, want_other[0]], n_other + 1)
+        for n_right, n_drafts in ((0, 1), (1, 1), (2, 5), (5, 5), (17, 20), (20, 20)):
+            runner = self.make_runner()
+            if not runner.limits.takes_drafts:
+                runner.close()
+                return
+            driver = Driver(runner)
+            for slot, tokens in enumerate((PROMPT, OTHER, OTHER)):
+                driver.admit(slot, tokens, len(tokens) + 30)
+            driver.step((0, 0, n), (1, 0, n_other), (2, 0, n_other), samples=[0, 1, 2])
+            foretold = want[1 : 1 + n_right] + [(token + 1) % 30 for token in want[1 + n_right : 1 + n_drafts]]
+            drafts = {0: (n + 1, foretold), 2: (n_other + 1, [(want_other[1] + 1) % 30])}
+            steps = ((1, n_other, 1), (0, n, 1 + n_drafts), (2, n_other, 2))
+            result = driver.step(*steps, samples=[0, 1, 2], drafts=drafts)
+            assert len(result.row_token) == 1 + (1 + n_right) + 1
+            for slot in range(2):
+                runner.save_state(slot, slot)
+            states = runner.read_states([0, 1])
+            assert states == [along[1 + n_right], other]
+            runner.save_state(2, 1)
+            assert runner.read_states([1]) == [other]
+            # Each goes on from there.
+            rows = ((0, n + 1 + n_right, 1), (1, n_other + 1, 1), (2, n_other + 1, 1))
+            more = driver.step(*rows, samples=[0, 1, 2]).row_token.tolist()
+            assert more == [want[2 + n_right], want_other[2], want_other[2]]
+            runner.close()
+
+    def test_a_step_with_drafts_saves_a_state_on_its_way_if_it_comes_by(self) -> None:
+        """And goes on beyond it; what it does not come by leaves the place as it was."""
+        n, want = len(PROMPT), self._alone(PROMPT, 10)
+        along = self._states_along([*PROMPT, *want], n)
+        for n_right in (0, 2, 6):
+            for at in (n, n + 1, n + 2, n + 3, n + 4, n + 7, n + 8):
+                runner = self.make_runner()
+                if not runner.limits.takes_drafts:
+                    runner.close()
+                    return
+                driver = Driver(runner)
+                driver.admit(0, PROMPT, n + 12)
+                driver.step((0, 0, n), samples=[0])
+                runner.save_state(0, 1)
+                foretold = want[1 : 1 + n_right] + [(token + 1) % 30 for token in want[1 + n_right : 7]]
+                step = (0, n, 7)
+                result = driver.step(step, samples=[0], drafts={0: (n + 1, foretold)}, saves={0: (1, at)})
+                assert len(result.row_token) == 1 + n_right
+                is_passed = n < at <= n + 1 + n_right
+                runner.save_state(0, 0)
+                last, found = runner.read_states([0, 1])
+                assert found == along[at - n if is_passed else 0]
+                assert last == along[1 + n_right]
+                runner.close()
+
+    def test_a_step_whose_drafts_do_not_come_true_any_more_saves_a_state_too(self) -> None:
+        """It computes one row then."""
+        n, want = len(PROMPT), self._alone(PROMPT, 3)
+        runner = self.make_runner()
+        if runner.limits.takes_drafts:
+            driver = Driver(runner)
+            driver.admit(0, PROMPT, n + 12)
+            driver.step((0, 0, n), samples=[0])
+            wrong = [(token + 1) % 30 for token in want]
+            result = driver.step((0, n, 3), samples=[0], drafts={0: (n, wrong)}, saves={0: (1, n + 1)})
+            assert result.row_token.tolist() == want[1:2]
+            assert runner.read_states([1]) == self._states_along([*PROMPT, want[0]], n + 1)
+        runner.close()
 
     def test_a_state_of_another_length_is_refused(self) -> None:
         """And nothing is written."""
