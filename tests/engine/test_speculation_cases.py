@@ -1,5 +1,7 @@
 """Speculation in cases by hand: drafters that fail, forms, bounded reasoning, and when it pays."""
 
+import threading
+
 import pytest
 from engine_kit import Bench, LetterTokenizer
 from msgspec.structs import replace
@@ -9,6 +11,7 @@ from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.structured import StructuredOutputsParams
 from tiercel.sampling.budget_constraint import BudgetConstraint
 from tiercel.sampling.grammars import Grammars
+from tiercel.spec.drafters.guarded import GuardedDrafter
 from tiercel.spec.drafters.interface import Proposal
 from tiercel.testing.fake_runner import FakeRunner, expected_tokens, make_limits
 from tiercel.text.thinking_budget import ReasoningMarkers, ThinkingBudget
@@ -274,3 +277,55 @@ def test_reasoning_ends_where_it_ends_without_drafts(n_max):
         for answer in (want, WANT):
             speculation = always(KnowingDrafter({tuple(PROMPT): [answer]}, p_right=p_right), n=6)
             assert bounded(speculation, n_max) == want
+
+
+class Stalling:
+    """A plug-in that is called on a thread of its own, and never answers `call`."""
+
+    def __init__(self, call):
+        self.call = call
+        self.is_reached, self.may_go_on = threading.Event(), threading.Event()
+
+    def _wait(self, name):
+        if name == self.call:
+            self.is_reached.set()
+            self.may_go_on.wait()
+
+    def begin(self, prompt_ids, *, shares):
+        self._wait("begin")
+        return self
+
+    def extend(self, token_ids):
+        self._wait("extend")
+
+    def propose(self, n_max):
+        self._wait("propose")
+
+    def end(self):
+        self._wait("end")
+
+    def check(self):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("call", ["begin", "extend", "propose"])
+def test_a_plug_in_that_never_answers_is_given_up_and_the_requests_go_on(call, caplog):
+    inner, now = Stalling(call), [0.0]
+    drafter = GuardedDrafter(inner, waits_s=0.0, stalls_s=2.0, clock=lambda: now[0])
+    speculation = always(drafter, n=4)
+    bench = bench_of(speculation)
+    bench.add("a", PROMPT, max_tokens=25, temperature=0.0)
+    for _ in range(6):
+        bench.step()
+    assert inner.is_reached.wait(60.0)  # the clock that decides is the test's
+    now[0] = 3.0
+    bench.add("b", [*PROMPT, 9], max_tokens=10, temperature=0.0)
+    bench.run()
+    bench.assert_idle()
+    assert bench.tokens == {"a": WANT[:25], "b": expected_tokens([*PROMPT, 9], 10, GREEDY)}
+    assert speculation.counts.n_failures == 2
+    assert "no answer for 3.0 s" in caplog.text
+    inner.may_go_on.set()

@@ -124,6 +124,12 @@ async def test_metrics_tell_what_was_drafted_and_accepted_where(folder):
     by_position = [told[f"vllm:spec_decode_num_accepted_tokens_per_pos_total {i}"] for i in range(4)]
     assert by_position == stats["n_accepted_by_position"]
     assert sum(by_position) == stats["n_accepted_tokens"]
+    found = dict(re.findall(r"^tiercel:spec_decode_(\S+?)\{.*\} (\S+)$", text, re.MULTILINE))
+    assert float(found["steps_total"]) == stats["n_verify_steps"] > 0
+    assert float(found["budget"]) == stats["n_chosen_rows"] > 0
+    seconds = dict(re.findall(r'^tiercel:spec_decode_seconds_total\{.*part="(\w+)"\} (\S+)$', text, re.MULTILINE))
+    assert float(seconds["draft"]) == stats["drafter_s"] > 0.0
+    assert float(seconds["verify"]) == stats["verify_s"] > 0.0
 
 
 def position_of(line):

@@ -12,6 +12,7 @@ import msgspec
 from tiercel.base import env
 from tiercel.base.config import EngineOptions
 from tiercel.base.errors import ConfigError
+from tiercel.boot.draft_model import make_draft_model, plan_draft_model
 from tiercel.boot.plan import Plan, make_plan, resolve_model
 from tiercel.boot.runner import build_runner
 from tiercel.boot.speculation import make_speculation, n_draft_rows
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tiercel.engine.client import EngineClient
     from tiercel.engine.config import EngineConfig
     from tiercel.engine.pooling import Pooler
+    from tiercel.engine.speculation import Speculation
     from tiercel.kv.tiers.placed import MakeTiers
     from tiercel.kv.tiers.registry import TierSpec
     from tiercel.runner.native import NativeRunner
@@ -43,6 +45,7 @@ class Engine(msgspec.Struct, frozen=True):
     client: "EngineClient"
     tokenizer: "Tokenizer | None"
     conversations: "Conversations"
+    speculation: "Speculation | None" = None  # of the engine's thread
 
     def close(self) -> None:
         """Abort what runs, stop the threads, give back memory. Idempotent."""
@@ -75,21 +78,26 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
     from tiercel.engine.core import EngineCore
 
     plan = start.plan() or make_plan(options, resolved)
+    draft: Plan | None = None
+    speculation: Speculation | None = None
     try:
         _ = plan.generation_defaults  # a folder without any is told before weights are packed
         if on_plan is not None:
             on_plan(plan)
+        draft = plan_draft_model(plan)
         # The native threads that pack do not hold the interpreter's lock, so both go on at once. What else there is to
         # do after a kept plan holds it: two threads would only pass it to and fro (9 ms).
         text = _at_once(plan) if start.is_used else _in_thread(lambda: load_text(plan)).result
         runner = build_runner(plan, start.weights())
         try:
             tokenizer, conversations = text()
+            drafter = None if draft is None else make_draft_model(plan, draft, tokenizer)
+            speculation = make_speculation(plan, runner.limits.vocab_size, drafter)
             core = EngineCore(
                 runner,
                 engine_config(plan),
                 make_tiers=_make_tiers(plan, tiers, runner),
-                speculation=make_speculation(plan, runner.limits.vocab_size),
+                speculation=speculation,
             )
             client = EngineClient(
                 core,
@@ -104,13 +112,17 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
             )
             start.keep(plan, runner)
         except BaseException:
+            if speculation is not None:
+                speculation.close()
             runner.close()
             raise
     except BaseException:
         plan.checkpoint.close()
+        if draft is not None:
+            draft.checkpoint.close()
         raise
     core.start()
-    return Engine(plan, runner, client, tokenizer, conversations)
+    return Engine(plan, runner, client, tokenizer, conversations, speculation)
 
 
 def _read_tiers(options: EngineOptions) -> "tuple[TierSpec, ...]":

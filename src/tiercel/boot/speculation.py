@@ -9,6 +9,7 @@ from tiercel.boot.plan import Plan
 
 if TYPE_CHECKING:
     from tiercel.engine.speculation import Speculation
+    from tiercel.spec.drafters.interface import Drafter
     from tiercel.spec.settings import SpeculationSettings
 
 
@@ -39,8 +40,8 @@ def n_draft_rows(plan: Plan) -> int:
     return speculation_settings(plan).n_rows_max(plan.capacity.max_num_seqs)
 
 
-def make_speculation(plan: Plan, vocab_size: int) -> "Speculation | None":
-    """Make what an engine speculates with; None: nothing is speculated."""
+def make_speculation(plan: Plan, vocab_size: int, drafter: "Drafter | None" = None) -> "Speculation | None":
+    """Make what an engine speculates with; None: nothing is speculated. `drafter`: one that is a model."""
     settings = speculation_settings(plan)
     if settings.method is None:
         if plan.pooling is None and not settings.is_asked:
@@ -50,4 +51,4 @@ def make_speculation(plan: Plan, vocab_size: int) -> "Speculation | None":
         return None
     from tiercel.engine.speculation import Speculation
 
-    return Speculation(settings.make_drafter(), settings, vocab_size=vocab_size)
+    return Speculation(drafter or settings.make_drafter(), settings, vocab_size=vocab_size)

@@ -737,6 +737,8 @@ class EngineCore:
         self._answer_all(error)
         if self._tiers is not None:
             self._tiers.close()
+        if self._speculation is not None:
+            self._speculation.close()
         self._runner.close()
 
     def _answer_all(self, error: Exception | None) -> None:

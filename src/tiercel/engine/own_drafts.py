@@ -83,9 +83,8 @@ class OwnDrafts:
 
     def told(self) -> SpeculationCounts:
         """Give a copy of the counts, the same one until they change."""
-        if self._told.n_draft_tokens != self.counts.n_draft_tokens or self._told.n_failures != self.counts.n_failures:
-            by_position = list(self.counts.n_accepted_by_position)
-            self._told = msgspec.structs.replace(self.counts, n_accepted_by_position=by_position)
+        if self._told.changed_by(self.counts):
+            self._told = self.counts.copy()
         return self._told
 
     def prepare(self, running: "Iterable[Sequence]") -> None:
@@ -124,6 +123,7 @@ class OwnDrafts:
         if is_decode:
             self._weigh(step, result, n_rows)
         self._remember(step, result)
+        self.counts.drafter_s += result.draft_ns * 1e-9
         self._n_untold += 1
         if self._settings.is_adaptive and self._n_untold >= _N_TOLD and self._costs.is_known:
             self._n_untold = 0
@@ -132,6 +132,7 @@ class OwnDrafts:
 
     def _count(self, step: "PlannedStep", result: "StepResult", drafted: "list[int]") -> None:
         counts, n_emitted = self.counts, dict.fromkeys(step.foretold, 0)
+        counts.note_step(sum(drafted), result.compute_ns)
         for place in result.row_seq.tolist():
             if place in n_emitted:
                 n_emitted[place] += 1

@@ -9,22 +9,27 @@ for each step takes, it waits: every guess is then made of the newest token, and
 does, or when the clock says that the tokens came slower than plain steps would have made them; then for a while,
 longer each time. A drafter that fails is no longer asked for that sequence, and the request goes on without it.
 
+A drafter whose guesses take time (`spec.drafters.interface.BatchDrafter`) is asked only while it waits, for all
+sequences at once. What it would bring cannot be seen without paying for it: so it waits from the first step on, and
+what the clock says decides alone.
+
 Invariants (`check`): it follows the sequences that began and have not ended; what is foretold of one agrees with its
 known tokens; acceptance by position does not grow.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
 from tiercel.engine.request import State
 from tiercel.engine.stats import SpeculationCounts
 from tiercel.spec.budget import Acceptance, StepCosts, choose, n_for_batch
-from tiercel.spec.drafters.interface import Drafter, Proposal, SequenceDrafter
+from tiercel.spec.drafters.interface import BatchDrafter, Drafter, Proposal, Sampling, SequenceDrafter
 from tiercel.spec.settings import SpeculationSettings
 
 if TYPE_CHECKING:
@@ -67,6 +72,7 @@ class Speculation:
     ) -> None:
         self.counts = SpeculationCounts(n_accepted_by_position=[0] * settings.n_tokens_max)
         self._drafter = drafter
+        self._batch = cast("BatchDrafter", drafter) if hasattr(drafter, "propose_all") else None
         self._settings = settings
         self._vocab_size = vocab_size
         self._costs = StepCosts()
@@ -74,6 +80,7 @@ class Speculation:
         self._followed: dict[Sequence, _Followed] = {}
         self._failed: set[Sequence] = set()
         self._told = SpeculationCounts()
+        self._is_paused = False
         self._gain = 1.0
         self._is_waiting = False
         self._clock = clock
@@ -88,15 +95,20 @@ class Speculation:
     @property
     def waits(self) -> bool:
         """Whether the next step is to be planned only when the one before was seen."""
+        if self._is_paused:
+            return False
         if not self._settings.is_adaptive:
             return not self._settings.is_ahead
         return self._is_waiting
 
+    def pause(self, *, is_paused: bool) -> None:
+        """Look at no sequence, and draft none, until told otherwise: for benchmarks, while nothing runs."""
+        self._is_paused = is_paused
+
     def told(self) -> SpeculationCounts:
         """Give a copy of the counts, the same one until they change."""
-        if self._told.n_draft_tokens != self.counts.n_draft_tokens or self._told.n_failures != self.counts.n_failures:
-            by_position = list(self.counts.n_accepted_by_position)
-            self._told = msgspec.structs.replace(self.counts, n_accepted_by_position=by_position)
+        if self._told.changed_by(self.counts):
+            self._told = self.counts.copy()
         return self._told
 
     def prepare(self, running: "Iterable[Sequence]") -> None:
@@ -105,17 +117,23 @@ class Speculation:
         n_rows = 0
         for sequence in running:
             sequence.n_drafts_wanted = 0
+            if self._is_paused:
+                continue
             if sequence.n_total - sequence.n_computed != 1 or sequence.n_total >= sequence.max_total_tokens:
                 continue
             n_rows += 1
             followed = self._follow(sequence)
             if followed is not None:
                 ready.append((sequence, followed))
+        if self._batch is not None:
+            self._prepare_batch(ready, n_rows)
+            return
         # While nothing is waited for, one sequence a step is looked at, on the average: a look takes time from steps.
         self._n_unseen += 1
         if not ready or not (self.waits or self._n_unseen >= len(ready) + min(self._n_held, 16)):
             return
         self._n_unseen = 0
+        begun_s = self._clock()
         for sequence, followed in ready:
             self._tell_tokens(sequence, followed)
         ready = [(sequence, followed) for sequence, followed in ready if sequence in self._followed]
@@ -125,6 +143,42 @@ class Speculation:
         for sequence, followed in ready:
             if followed.is_stale:
                 self._guess(sequence, followed, self._settings.n_tokens_max)
+        self.counts.drafter_s += max(self._clock() - begun_s, 0.0)
+        self._want(ready, n_rows, n_max)
+
+    def _prepare_batch(self, ready: "list[tuple[Sequence, _Followed]]", n_rows: int) -> None:
+        """Ask for guesses of all sequences at once, if it waits and all that was computed is seen."""
+        assert self._batch is not None
+        if not ready:
+            return
+        if self._settings.is_adaptive:
+            if not self._is_waiting and self._n_held == 0 and self._costs.is_known:
+                self._begin_waiting()
+            if not self._is_waiting:
+                return
+        ready = [(s, followed) for s, followed in ready if s.n_total == len(s.token_ids)]
+        n_max = n_for_batch(self._settings.n_tokens_by_batch, n_rows, self._settings.n_tokens_max)
+        if not ready or not n_max:
+            return
+        begun_s = self._clock()
+        for sequence, followed in ready:
+            self._tell_tokens(sequence, followed)
+        ready = [(s, followed) for s, followed in ready if s in self._followed]
+        stale = [(s, followed) for s, followed in ready if followed.is_stale]
+        asked = [(followed.drafter, max(min(n_max, s.max_total_tokens - s.n_total - 1), 0)) for s, followed in stale]
+        token_s = self._costs.seconds(n_rows) / n_rows if self._settings.is_adaptive else 0.0
+        answers: Many[Proposal | Exception | None]
+        try:
+            answers = self._batch.propose_all(asked, token_s=token_s) if asked else []
+        except Exception as error:  # noqa: BLE001  a drafter's boundary
+            answers = [error] * len(asked)
+        for (sequence, followed), answer in zip(stale, answers, strict=True):
+            self._take_guess(sequence, followed, answer)
+        self.counts.drafter_s += max(self._clock() - begun_s, 0.0)
+        self._want([(s, followed) for s, followed in ready if s in self._followed], n_rows, n_max)
+
+    def _want(self, ready: "list[tuple[Sequence, _Followed]]", n_rows: int, n_max: int) -> None:
+        """Say how much of what is foretold is to be computed."""
         if not self._settings.is_adaptive:
             for sequence, _ in ready:
                 left = sequence.foretold_from + len(sequence.foretold) - sequence.n_total
@@ -135,8 +189,21 @@ class Speculation:
     def _choose(self, ready: "list[tuple[Sequence, _Followed]]", n_rows: int, n_max: int) -> None:
         chances = [self._chances(sequence, followed, n_max) for sequence, followed in ready]
         numbers, gain = choose(
-            chances, self._costs.seconds, n_rows=n_rows, n_drafts_max=n_max * len(ready), wait_s=self._wait_s
+            chances,
+            self._costs.seconds,
+            n_rows=n_rows,
+            n_drafts_max=n_max * len(ready),
+            wait_s=0.0 if self._batch is not None else self._wait_s,  # guesses that took time are paid for
         )
+        if self._batch is None:
+            self._decide(gain, n_rows)
+        if self._is_waiting:
+            for (sequence, _), n in zip(ready, numbers, strict=True):
+                if sequence.n_total == len(sequence.token_ids):  # what was planned ahead is seen first
+                    sequence.n_drafts_wanted = n
+
+    def _decide(self, gain: float, n_rows: int) -> None:
+        """Decide whether to wait, by what drafts would bring."""
         if gain == 1.0 and self._is_waiting:  # a plain step, but it was waited for
             cost = self._costs.seconds(n_rows)
             gain = cost / (cost + self._wait_s)
@@ -144,11 +211,11 @@ class Speculation:
         was_waiting = self._is_waiting
         self._is_waiting = self._n_held == 0 and self._gain > (_LEAVES if was_waiting else _ENTERS)
         if self._is_waiting and not was_waiting:
-            self._n_tried, self._earned_s, self._spent_s = 0, 0.0, 0.0
-        if self._is_waiting:
-            for (sequence, _), n in zip(ready, numbers, strict=True):
-                if sequence.n_total == len(sequence.token_ids):  # what was planned ahead is seen first
-                    sequence.n_drafts_wanted = n
+            self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        self._is_waiting = True
+        self._n_tried, self._earned_s, self._spent_s = 0, 0.0, 0.0
 
     def _chances(self, sequence: "Sequence", followed: _Followed, n_max: int) -> list[float]:
         """Estimate for each draft behind the known tokens that it and all before it come."""
@@ -168,7 +235,7 @@ class Speculation:
         if followed is None and sequence not in self._failed and sequence.pools is None:
             known = sequence.token_ids
             try:
-                drafter = self._drafter.begin(known[: sequence.n_prompt], shares=not sequence.is_private)
+                drafter = self._begin(sequence)
                 if len(known) > sequence.n_prompt:
                     drafter.extend(known[sequence.n_prompt :])
             except Exception as error:  # noqa: BLE001  a drafter's boundary: the request goes on without it
@@ -178,17 +245,34 @@ class Speculation:
             self._followed[sequence] = followed
         return followed
 
+    def _begin(self, sequence: "Sequence") -> SequenceDrafter:
+        prompt_ids, shares = sequence.token_ids[: sequence.n_prompt], not sequence.is_private
+        if self._batch is None:
+            return self._drafter.begin(prompt_ids, shares=shares)
+        sampling = Sampling(sequence.params, sequence.seed, sequence.stop_ids)
+        return self._batch.begin_sampled(prompt_ids, sampling, shares=shares)
+
     def _guess(self, sequence: "Sequence", followed: _Followed, n_max: int) -> None:
         """Ask the drafter what follows the known tokens, unless its last guess still holds and has enough left."""
+        answer: Proposal | Exception | None
+        try:
+            answer = followed.drafter.propose(n_max + 1)
+        except Exception as error:  # noqa: BLE001  a drafter's boundary
+            answer = error
+        self._take_guess(sequence, followed, answer)
+
+    def _take_guess(self, sequence: "Sequence", followed: _Followed, answer: Proposal | Exception | None) -> None:
         followed.is_stale = False
         self._judge(followed)
+        guess: Proposal | None = None
         try:
-            guess = followed.drafter.propose(n_max + 1)
-            if guess is not None:
-                self._check_guess(guess)
+            if isinstance(answer, Exception):
+                self._fail(sequence, answer)
+            elif answer is not None:
+                self._check_guess(answer)
+                guess = answer
         except Exception as error:  # noqa: BLE001  a drafter's boundary
             self._fail(sequence, error)
-            guess = None
         followed.guess, followed.n_right = guess, 0
         sequence.foretold = guess.token_ids if guess is not None else []
         sequence.foretold_from = len(sequence.token_ids)
@@ -223,6 +307,7 @@ class Speculation:
         if drafted is None:
             return
         counts, n_emitted = self.counts, dict.fromkeys(step.foretold, 0)
+        counts.note_step(sum(drafted), result.compute_ns)
         for place in result.row_seq.tolist():
             if place in n_emitted:
                 n_emitted[place] += 1
@@ -309,8 +394,11 @@ class Speculation:
         """Go on without a drafter that failed."""
         self._tell(sequence, error)
         sequence.foretold, sequence.n_drafts_wanted = [], 0
-        self._followed.pop(sequence, None)
+        followed = self._followed.pop(sequence, None)
         self._failed.add(sequence)
+        if followed is not None and self._batch is not None:  # which holds pages for it
+            with contextlib.suppress(Exception):
+                followed.drafter.end()
 
     def _tell(self, sequence: "Sequence", error: Exception) -> None:
         self.counts.n_failures += 1

@@ -13,13 +13,36 @@ if TYPE_CHECKING:
 
 
 class SpeculationCounts(msgspec.Struct):
-    """What became of drafts. It only ever grows."""
+    """What became of drafts. All but the last only ever grows."""
 
     n_drafts: int = 0  # steps of a sequence that had drafts
     n_draft_tokens: int = 0
     n_accepted_tokens: int = 0
     n_accepted_by_position: list[int] = msgspec.field(default_factory=list)
     n_failures: int = 0  # drafters that threw, or proposed what is no token
+    n_verify_steps: int = 0  # steps that had drafts
+    drafter_s: float = 0.0  # spent on guessing, on the engine's thread
+    verify_s: float = 0.0  # computing of steps that had drafts
+    n_chosen_rows: int = 0  # draft rows of the last of them
+
+    def note_step(self, n_rows: int, compute_ns: int) -> None:
+        """Take note of a step with so many draft rows."""
+        if n_rows:
+            self.n_verify_steps += 1
+            self.verify_s += compute_ns * 1e-9
+            self.n_chosen_rows = n_rows
+
+    def changed_by(self, newer: "SpeculationCounts") -> bool:
+        """Whether `newer`, of which this is a copy, has grown."""
+        return (
+            self.n_draft_tokens != newer.n_draft_tokens
+            or self.n_failures != newer.n_failures
+            or self.drafter_s != newer.drafter_s
+        )
+
+    def copy(self) -> "SpeculationCounts":
+        """Return a copy, of the list as well."""
+        return msgspec.structs.replace(self, n_accepted_by_position=list(self.n_accepted_by_position))
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True):

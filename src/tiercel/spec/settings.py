@@ -11,7 +11,7 @@ import msgspec
 from tiercel.base.errors import ConfigError
 from tiercel.spec.drafters.interface import Drafter
 
-METHODS: Final = ("auto", "off", "ngram", "suffix", "custom")
+METHODS: Final = ("auto", "off", "ngram", "suffix", "custom", "draft_model")
 
 # Key -> (what it must be, those methods that know it; none: all).
 _KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
@@ -27,9 +27,15 @@ _KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
     "suffix_decoding_max_cached_requests": (int, ("suffix",)),
     "suffix_decoding_max_spec_factor": (float, ("suffix",)),
     "suffix_decoding_min_token_prob": (float, ("suffix",)),
+    "model": (str, ("draft_model",)),
+    "revision": (str, ("draft_model",)),
+    "quantization": (str, ("draft_model",)),
+    "kv_cache_memory_bytes": (int, ("draft_model",)),
 }
 KEYS: Final = tuple(_KEYS)
+_MODEL_OPTIONS: Final = ("revision", "quantization", "kv_cache_memory_bytes")
 _N_TOKENS_MAX: Final = 512
+_N_TOKENS: Final = {"draft_model": 5}  # of those that differ from suffix decoding's, as each costs a pass
 
 
 class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +47,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     steps were measured to take; else always as much as there is. is_ahead: a step may be planned before drafts of the
     one before are seen; for tests of what is not adaptive. lookup: least and most tokens of an n-gram. suffix: what
     `SuffixDrafter` is told. module_path: of method "custom", "package.module:Class", a class that is a
-    `spec.drafters.interface.Drafter`, made with `options`.
+    `spec.drafters.interface.Drafter`, made with `options`. model: of a drafter that is a model, its name or path; with
+    it go those of the engine's own options that `model_options` holds.
     """
 
     method: str | None = "suffix"
@@ -54,6 +61,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     suffix: Mapping[str, Any] = {}
     module_path: str = ""
     options: Mapping[str, Any] = {}
+    model: str = ""
+    model_options: Mapping[str, Any] = {}
 
     @classmethod
     def from_options(cls, speculative: str, config: Mapping[str, Any]) -> "SpeculationSettings":
@@ -85,12 +94,14 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
         settings = cls(
             method=method,
             is_asked=is_asked,
-            n_tokens_max=config.get("num_speculative_tokens", 24),
+            n_tokens_max=config.get("num_speculative_tokens", _N_TOKENS.get(method, 24)),
             n_tokens_by_batch=_ranges(config.get("num_speculative_tokens_per_batch_size", [])),
             is_adaptive=config.get("adaptive", True),
             lookup=(least or most or 5, most or least or 5),
             module_path=config.get("module_path", ""),
             options=config.get("options", {}),
+            model=config.get("model", ""),
+            model_options={key: config[key] for key in _MODEL_OPTIONS if key in config},
             suffix={key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)},
         )
         if not 1 <= settings.n_tokens_max <= _N_TOKENS_MAX:
@@ -98,7 +109,12 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"speculative_config.num_speculative_tokens: got {settings.n_tokens_max}; "
                 f"1 to {_N_TOKENS_MAX} are needed"
             )
-        if method == "custom":
+        if method == "draft_model":
+            if not settings.model:
+                raise ConfigError(
+                    "speculative_config.model: left out; draft_model needs the name or path of a model; name it"
+                )
+        elif method == "custom":
             _find_class(settings.module_path)
         else:
             settings.make_drafter()  # whose limits it checks

@@ -201,6 +201,9 @@ class Metrics(Collector):
             "Places for recurrent states by state",
             (("all", now.n_snapshots), ("kept", now.n_snapshots_kept), ("reserved", now.n_snapshots_reserved)),
         )
+        drafts = now.speculation or SpeculationCounts()
+        text = "Draft rows that were chosen for the last step that had any"
+        yield self._own_by(GaugeMetricFamily, "spec_decode_budget", text, (("last", drafts.n_chosen_rows),))
         facts = {
             "block_size": str(now.page_size_tokens),
             "num_gpu_blocks": str(now.n_pages),
@@ -228,6 +231,12 @@ class Metrics(Collector):
         positions = ((str(i), n) for i, n in enumerate(drafts.n_accepted_by_position))
         name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by their place in a draft"
         yield self._by("position", CounterMetricFamily, name, text, positions)
+        text = "Seconds spent on guessing tokens, and on computing steps that had drafts"
+        seconds = (("draft", drafts.drafter_s), ("verify", drafts.verify_s))
+        yield self._own_by(CounterMetricFamily, "spec_decode_seconds", text, seconds, label="part")
+        text = "Steps that had drafts"
+        steps = (("any", drafts.n_verify_steps),)
+        yield self._own_by(CounterMetricFamily, "spec_decode_steps", text, steps, label="kind")
         text = "Drafters that failed, or proposed what is no token; the requests went on without"
         yield self._own_by(CounterMetricFamily, "drafter_failures", text, (("any", drafts.n_failures),), label="kind")
         for name, text in _ALWAYS_ZERO:

@@ -2,13 +2,16 @@
 
 A proposal is a guess and never an answer: the runner computes what follows whether it is right or not. So a drafter may
 be late, wrong or silent. What it must not do is wait: it is called on the engine's thread, between two steps (one from
-outside the tree is called on a thread of its own, see `spec.drafters.guarded`).
+outside the tree is called on a thread of its own, see `spec.drafters.guarded`). One that computes with a model takes
+time from the steps, so it is asked for all sequences at once (`BatchDrafter`).
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+
+from tiercel.protocol.params import SamplingParams
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -52,4 +55,33 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Give back what it holds; no sequence is asked for any more."""
+        ...
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a sequence's tokens are chosen. A drafter that draws with the same noise foretells what is drawn."""
+
+    params: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...] = ()  # what min_tokens forbids
+
+
+class BatchDrafter(Drafter, Protocol):
+    """One whose guesses take time: it is asked for those of all sequences together, while no step runs."""
+
+    def begin_sampled(self, prompt_ids: Sequence[int], sampling: Sampling, *, shares: bool) -> SequenceDrafter:
+        """Begin a sequence, as `begin`, and say how its tokens will be chosen."""
+        ...
+
+    def propose_all(
+        self, asked: Sequence[tuple[SequenceDrafter, int]], *, token_s: float = 0.0
+    ) -> list[Proposal | Exception | None]:
+        """Guess for each sequence at most so many tokens that follow.
+
+        `token_s` is what a token takes without drafts: a guess ends where one more costs more than it can bring. 0: it
+        goes on to what was asked for.
+
+        Returns: one for each; an exception ends the drafting of that sequence only.
+        Raises: whatever it likes, which ends it for all of them.
+        """
         ...
