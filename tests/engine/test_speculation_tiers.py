@@ -114,6 +114,12 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory, monkeypatch):
+    """Digests of models are remembered there."""
+    monkeypatch.setenv("TIERCEL_HOME", str(tmp_path_factory.mktemp("home")))
+
+
 @pytest.fixture(scope="module", params=["dense", "latent"])
 def folder(request, tmp_path_factory):
     config = {"dense": {}, "latent": LATENT_CONFIG}[request.param]

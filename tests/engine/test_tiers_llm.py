@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import httpx
 import pytest
@@ -23,6 +24,12 @@ from tiercel.testing.tiny_model import write_tiny_model
 SMALL = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 IDS = [(11 * i) % 250 for i in range(100)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory, monkeypatch):
+    """Digests of models are remembered there."""
+    monkeypatch.setenv("TIERCEL_HOME", str(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +128,34 @@ def test_a_hybrid_models_prompt_outlives_the_engine_bit_for_bit_with_its_state(c
     assert output.cached_by_tier == {"1:disk": 96}
     groups = [group["name"] for group in json.loads(next((tmp_path / "kv").rglob("about.json")).read_text())["groups"]]
     assert len(groups) == 2
+
+
+def test_a_model_whose_weights_were_changed_in_place_finds_nothing(tmp_path):
+    """In the middle of a large tensor, with its file's times put back: what names pages in memory does not see that."""
+    model = write_tiny_model(tmp_path / "tiny", config={"vocab_size": 4096})
+    with LLM(str(model), kv_tiers=[tier(tmp_path / "kv")], **SMALL) as llm:
+        answer(llm)
+        identity = llm.engine.plan.identity
+    file = model / "model.safetensors"
+    data, times = bytearray(file.read_bytes()), file.stat()
+    place = largest_tensor_of(data)
+    data[place : place + 2048] = bytes(2048)
+    with file.open("r+b") as opened:
+        opened.write(data)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    for n_cached in (0, 96):
+        with LLM(str(model), kv_tiers=[tier(tmp_path / "kv")], **SMALL) as llm:
+            assert llm.engine.plan.identity == identity
+            assert answer(llm)[0].num_cached_tokens == n_cached
+
+
+def largest_tensor_of(data):
+    """Give where the middle of a safetensors file's largest tensor lies."""
+    n_header = int.from_bytes(data[:8], "little")
+    entries = [entry for name, entry in json.loads(data[8 : 8 + n_header]).items() if name != "__metadata__"]
+    start, end = max((entry["data_offsets"] for entry in entries), key=lambda place: place[1] - place[0])
+    assert end - start > 3 * 16384
+    return 8 + n_header + (start + end) // 2
 
 
 @pytest.mark.parametrize("changes", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "float32"}, {"block_size": 32}])

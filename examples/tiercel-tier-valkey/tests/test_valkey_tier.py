@@ -62,7 +62,7 @@ class TestGuardedValkeyTier(TestValkeyTier):
     """As an engine makes it: from the words of its configuration, sealed."""
 
     def make_tier(self, identity, wake, capacity_bytes):
-        (spec,) = read_tiers([entry(self.url, capacity=max(capacity_bytes, 1100), lookup_deadline_s=1e9)])
+        (spec,) = read_tiers([entry(self.url, capacity=max(capacity_bytes, 1100), lookup_deadline_s=3600.0)])
         return make_tier(spec, identity, wake, time.monotonic)
 
     # The guard's owner is our own code, which never stores an object of another length; a record is larger than 128.

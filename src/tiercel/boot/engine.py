@@ -141,7 +141,9 @@ def _make_tiers(plan: Plan, specs: "tuple[TierSpec, ...]", runner: "NativeRunner
     if not specs:
         return None
     from tiercel.kv.tiers.identity import TierIdentity
+    from tiercel.hub.store import default_folder
     from tiercel.kv.tiers.placed import place_tiers
+    from tiercel.loaders.whole_digest import whole_digest
 
     group = runner.page_group
     if group is None or not plan.is_prefix_caching or runner.limits.needs_whole:
@@ -152,7 +154,8 @@ def _make_tiers(plan: Plan, specs: "tuple[TierSpec, ...]", runner: "NativeRunner
     size = plan.capacity.page_size_tokens
     state, about = runner.state_group, plan.resolved.display_name
     groups = (group,) if state is None else (group, state)
-    identity = TierIdentity(plan.info.architecture, plan.identity, size, groups, about)
+    weights = f"{plan.identity} {whole_digest(plan.checkpoint, default_folder().parent / 'digests')}"
+    identity = TierIdentity(plan.info.architecture, weights, size, groups, about)
     return lambda wake, clock: place_tiers(specs, identity, wake, clock)
 
 

@@ -42,9 +42,9 @@ class ObjectGroup:
 class TierIdentity:
     """All that decides whether bytes made elsewhere, or before a restart, are ours to read.
 
-    `model_digest` names the architecture and its config, `weights_digest` the numbers and the type they are computed
-    in. A key's own chain (`kv.page_keys`) holds tokens, salt and adapter. `about` is for people (the model's name, as
-    `tiercel cache stat` shows it) and decides nothing.
+    `model_digest` names the architecture and its config, `weights_digest` the numbers, every byte of them, and what
+    is done with them. A key's own chain (`kv.page_keys`) holds tokens, salt and adapter. `about` is for people (the
+    model's name, as `tiercel cache stat` shows it) and decides nothing.
     """
 
     model_digest: str

@@ -43,6 +43,8 @@ from tiercel.kv.tiers.record import RecordFormat
 
 _NEEDED: Final = object()
 _N_READERS_MAX = 64
+_BOUNDED: Final = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s", "rest_s")
+_WAIT_MAX_S = 3600
 
 
 def tier_option(*, parse: Callable[[str], Any], default: Any = _NEEDED) -> Any:
@@ -218,9 +220,13 @@ def _read_tier(entry: object, i: int, where: str) -> TierSpec:
     capacity_bytes = _read_capacity(values.pop("capacity", None), f"{where}.capacity")
     admission = _read_options(Admission, {k: v for k, v in values.items() if k in shared}, where)
     for field in dataclasses.fields(Admission):
-        least = 1 if field.type is int else 0
-        if not getattr(admission, field.name) >= least:
-            raise ConfigError(f"{where}.{field.name}: got {getattr(admission, field.name)}; need at least {least}")
+        least, value = 1 if field.type is int else 0, getattr(admission, field.name)
+        if not value >= least:
+            raise ConfigError(f"{where}.{field.name}: got {value}; need at least {least}")
+        if field.name in _BOUNDED and value > _WAIT_MAX_S:
+            raise ConfigError(
+                f"{where}.{field.name}: got {value}; need at most {_WAIT_MAX_S}: nobody waits without end"
+            )
     options = _read_options(kind.options, {k: v for k, v in values.items() if k in own}, where)
     return TierSpec(f"{i + 1}:{name}", kind, capacity_bytes, admission, options)
 

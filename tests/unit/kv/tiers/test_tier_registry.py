@@ -93,6 +93,10 @@ REFUSED = {
     "half a sight": ([DISK | {"store_sights": 1.5}], r"kv_tiers\[0\]\.store_sights: Expected `int`"),
     "a negative time": ([DISK | {"rest_s": -1}], r"kv_tiers\[0\]\.rest_s: got -1\.0; need at least 0"),
     "no time": ([DISK | {"rest_s": float("nan")}], r"kv_tiers\[0\]\.rest_s: got nan; need at least 0"),
+    "no end": (
+        [DISK | {"load_deadline_s": float("inf")}],
+        r"\.load_deadline_s: got inf; need at most 3600: nobody waits",
+    ),
     "one folder twice": ([DISK, DISK], r"kv_tiers: got one folder for two disk tiers"),
     "no such module": (
         [PLUGGED | {"module_path": "no_such.module"}],
