@@ -131,8 +131,8 @@ def run(seed, n_requests, path):
         spoil(path, rng, counts)
         if rng.random() < 0.02:
             counts["lost folder"] += 1
-            shutil.rmtree(path)
-            path.mkdir()
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(exist_ok=True)
     counts["requests"] = n_sent
     return counts
 
@@ -154,7 +154,12 @@ def one_engine(rng, counts, talks, prefixes, path, n_requests):
         makers.insert(
             rng.randint(0, 1), scripted(lies=lies, keeps=keeps, capacity_bytes=rng.choice([500, 1 << 20]), rest_s=0.3)
         )
-    limits = make_limits(n_slots=rng.randint(1, 4), n_pages=rng.choice([16, 17, 20, 32, 64]))
+    states = {}
+    if rng.random() < 0.3:
+        counts["engines of a hybrid model"] += 1
+        states = {"takes_drafts": False, "state_bytes": 100, "n_snapshots": rng.choice([1, 2, 4, 8])}
+        states["snapshot_spacing_tokens"] = 16
+    limits = make_limits(n_slots=rng.randint(1, 4), n_pages=rng.choice([16, 17, 20, 32, 64]), **states)
     bench = ChaosBench(
         random.Random(rng.random()),
         *makers,
@@ -170,7 +175,7 @@ def one_engine(rng, counts, talks, prefixes, path, n_requests):
         talk = talks[at]
         n, params = rng.randint(1, 8), {"temperature": rng.choice([0.0, 1.0])}
         if rng.random() < 0.05:
-            params["cache_hint"] = {"pin": True}
+            params["cache_hint"] = {"pin": True, "ttl_s": rng.choice([0.5, 300.0])}
         bench.add(f"r{i}", talk.prompt, max_tokens=n, seed=i % 5, **params)
         asked[f"r{i}"] = talk, list(talk.prompt), n, i % 5, params["temperature"]
         for _ in range(rng.randint(0, 8)):
@@ -180,6 +185,9 @@ def one_engine(rng, counts, talks, prefixes, path, n_requests):
                 lie = rng.choice(list(Lie))
                 counts[f"lie: {lie.name}"] += 1
                 tier.lies[rng.choice(list(tier._held))] = lie
+        if rng.random() < 0.003:
+            counts["folder deleted while it is used"] += 1
+            shutil.rmtree(path, ignore_errors=True)
         if rng.random() < 0.02:
             bench.core.finish([f"r{rng.randrange(i + 1)}"])
             counts["abort"] += 1
@@ -193,12 +201,14 @@ def one_engine(rng, counts, talks, prefixes, path, n_requests):
         counts["tokens"] += len(got)
         counts["tokens found in the pool"] += final.n_cached_tokens - n_loaded
         counts["tokens loaded"] += n_loaded
+        counts["tokens loaded by hybrid models"] += n_loaded if states else 0
         talk.go_on(got)
     ops.is_calm = True
     for tally in (one.tally for one in bench.tiers.snapshot()):
         for name in ("n_loads", "n_pages_landed", "n_pages_failed", "n_pages_late", "n_pages_unused", "n_stores"):
             counts[name] += getattr(tally, name)
     counts["pages evicted from the pool"] += bench.scheduler.pool.n_evicted
-    bench.scheduler.pins.clear()
-    bench.close()
+    if bench.scheduler.states is not None:
+        bench.scheduler.states.expire(float("inf"))
+    bench.close_pinned()
     return n_requests
