@@ -140,8 +140,8 @@ def _make_tiers(plan: Plan, specs: "tuple[TierSpec, ...]", runner: "NativeRunner
     """
     if not specs:
         return None
-    from tiercel.kv.tiers.identity import TierIdentity
     from tiercel.hub.store import default_folder
+    from tiercel.kv.tiers.identity import TierIdentity
     from tiercel.kv.tiers.placed import place_tiers
     from tiercel.loaders.whole_digest import whole_digest
 

@@ -203,6 +203,10 @@ class NativeRunner:
             self._check_starts(plan, self._next_start)
         if plan.n_draft:
             raise ShapeError(f"runner.submit: step {plan.step_id}: {plan.n_draft} drafts; this runner makes none")
+        drafts, save = plan.drafts, None
+        if drafts is not None and drafts.save_to is not None:
+            assert drafts.save_at is not None, "runner.native: places for states, and not where they stand"
+            save = drafts.save_to, drafts.save_at
         try:
             self._runner.submit(
                 plan.step_id,
@@ -214,17 +218,17 @@ class NativeRunner:
                 -1 if plan.n_logprobs is None else plan.n_logprobs,
                 plan.seq_masked,
                 given,
-                None if plan.drafts is None else (plan.drafts.seq_from, plan.drafts.seq_count, plan.drafts.token_ids),
-                None if plan.drafts is None or plan.drafts.save_to is None else (plan.drafts.save_to, plan.drafts.save_at),
+                None if drafts is None else (drafts.seq_from, drafts.seq_count, drafts.token_ids),
+                save,
             )
         except ValueError as error:
             raise ShapeError(f"runner.submit: step {plan.step_id}: {error}") from error
         if self._next_start is not None:
             for slot, start, n in zip(plan.seq_slot, plan.seq_start, plan.seq_tokens, strict=True):
                 self._next_start[slot] = int(start) + int(n)
-            if plan.drafts is not None:
+            if drafts is not None:
                 self._drafting[plan.step_id] = plan
-                self._note_saves(plan.drafts)
+                self._note_saves(drafts)
 
     def _check_starts(self, plan: StepPlan, next_start: list[int]) -> None:
         """Refuse a step that begins neither where the one before ended nor at 0: a state has no positions."""
