@@ -167,11 +167,14 @@ class Recorder:
         self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, window))
         return y
 
-    def keep_kv(self, k: Value, v: Value, *, layer: int, kv_heads: int, head_dim: int) -> None:
-        """Keep keys, normed and rotated already, and values in a layer's store, for another program to attend to."""
+    def keep_kv(self, k: Value, v: Value, *, layer: int, kv_heads: int, head_dim: int, window: int = 0) -> None:
+        """Keep keys, normed and rotated already, and values in a layer's store, for another program to attend to.
+
+        `window` is that attention's.
+        """
         attrs: dict[str, Attr] = {"layer": layer, "kv_heads": kv_heads, "head_dim": head_dim}
         self._record("keep_kv", (k, v), {}, attrs)
-        self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, 0))
+        self._kv_layers.append(KvLayer(layer, kv_heads, head_dim, window))
 
     def block_conv(self, x: Value, base: str, delta: Value, *, taps: int, group: int, side: int = 0) -> Value:
         """Mix each row with those before it in its block: the sequence's rows in the step.
