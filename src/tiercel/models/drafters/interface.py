@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from msgspec.structs import replace
+
 from tiercel.base.errors import ConfigError
+from tiercel.models.info import ModelInfo
 from tiercel.models.model import RecordOptions, Tensor
 from tiercel.ops.program import KvLayer, Program, Value
 from tiercel.ops.recorder import ComputeDtype, Recorder
@@ -103,6 +106,10 @@ class DraftModel(ABC):
     @abstractmethod
     def kv_layers(self, first: int) -> tuple[KvLayer, ...]:
         """Return its layers of keys and values, numbered from `first` on, behind the target's last."""
+
+    def extended(self, info: ModelInfo) -> ModelInfo:
+        """Return its target's facts with its own layers behind the target's: what a token leaves in the pages."""
+        return replace(info, kv_layers=(*info.kv_layers, *self.kv_layers(info.next_layer)))
 
     def context_kv_layers(self, first: int) -> tuple[KvLayer, ...]:
         """Return those of them that `record_context` fills in the target's program: a block's, all; a chain's, none."""
