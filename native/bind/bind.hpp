@@ -20,6 +20,7 @@ void bind_linear(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
+void bind_drafting(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
 void bind_suffix_tree(nanobind::module_& m);

@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
   tiercel::bind_rows(m);
   tiercel::bind_sampler(m);
   tiercel::bind_program(m);
+  tiercel::bind_drafting(m);
   tiercel::bind_probe(m);
   tiercel::bind_experts(m);
   tiercel::bind_suffix_tree(m);

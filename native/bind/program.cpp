@@ -12,7 +12,7 @@
 #include <tuple>
 
 #include "bind.hpp"
-#include "tiercel/packed.hpp"
+#include "recording.hpp"
 #include "tiercel/step_runner.hpp"
 
 namespace nb = nanobind;
@@ -28,7 +28,6 @@ using Drafts = std::tuple<Ints, Ints, Ints>; // see StepRequest: draft_from, n_d
 using Saves = std::pair<Ints, Ints>;         // see StepRequest: save_to, save_at
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Buffer = std::pair<int64_t, int64_t>;               // offset, stride in bytes
 using Stores = std::vector<std::shared_ptr<PackedStore>>; // one an expert
 // Of a delta layer: x, channels, width, w, bias, has_silu; gate, beta, heads, lower_bound, a_log, dt_bias, eps; z, is_gate_per_head, w,
 // eps, is_sigmoid.
@@ -44,23 +43,6 @@ void check_head_weights(const Floats& w, int64_t n_heads, int64_t k, int64_t n) 
   if (static_cast<int64_t>(w.size()) != n_heads * k * ((n + 15) / 16 * 16))
     throw nb::value_error("per-head weights: needs [heads, k, n to a multiple of 16]");
 }
-BufferRef place_of(const Buffer& b) { return {b.first, b.second}; }
-std::optional<BufferRef> place_of(const std::optional<Buffer>& b) { return b ? std::optional(place_of(*b)) : std::nullopt; }
-
-// A program being built, with the packed weights it points into.
-struct Recording {
-  std::unique_ptr<Program> program;
-  std::vector<std::shared_ptr<PackedStore>> weights;
-
-  void add(bool is_logits_rows, OpBody body) {
-    if (!program) throw nb::value_error("Program: it was given to a StepRunner; build a new one");
-    program->add({is_logits_rows ? Rows::Logits : Rows::Tokens, std::move(body)});
-  }
-  const PackedMatrix& keep(const std::shared_ptr<PackedStore>& w) {
-    weights.push_back(w);
-    return w->view();
-  }
-};
 
 const KernelTable* level_named(const std::string& name) {
   for (int32_t i = 0; i < n_kernel_levels(); ++i)
@@ -108,10 +90,15 @@ nb::ndarray<nb::numpy, T> owned(std::vector<T>&& data, std::initializer_list<siz
 
 // The same as a memoryview, for what every step returns: numpy need not be there to read it.
 template <class T>
-nb::ndarray<nb::memview, T> viewed(std::vector<T>&& data) {
+nb::ndarray<nb::memview, T> viewed(std::vector<T>&& data, std::initializer_list<size_t> shape) {
   auto* heap = new std::vector<T>(std::move(data));
   nb::capsule owner(heap, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::memview, T>(heap->data(), {heap->size()}, owner);
+  return nb::ndarray<nb::memview, T>(heap->data(), shape, owner);
+}
+template <class T>
+nb::ndarray<nb::memview, T> viewed(std::vector<T>&& data) {
+  const size_t n = data.size();
+  return viewed(std::move(data), {n});
 }
 
 struct BoundRunner {
@@ -161,8 +148,14 @@ nb::tuple outcome_tuple(StepOutcome&& o, int64_t width) {
   if (width > 0) rows = nb::cast(owned(std::move(o.rows), {n, static_cast<size_t>(width)}));
   nb::object drafted = nb::none();
   if (!o.seq_drafted.empty()) drafted = nb::cast(viewed(std::move(o.seq_drafted)));
+  nb::object drafts = nb::none(), confidence = nb::none();
+  if (o.n_draft > 0) {
+    const auto n_draft = static_cast<size_t>(o.n_draft), n_seqs = o.seq_drafts.size() / n_draft;
+    drafts = nb::cast(viewed(std::move(o.seq_drafts), {n_seqs, n_draft}));
+    confidence = nb::cast(viewed(std::move(o.seq_confidence), {n_seqs, n_draft}));
+  }
   return nb::make_tuple(o.step_id, viewed(std::move(o.row_seq)), viewed(std::move(o.row_pos)), viewed(std::move(o.row_token)), logprob,
-                        rank, ids, tops, o.compute_ns, rows, drafted);
+                        rank, ids, tops, o.compute_ns, rows, drafted, drafts, confidence, o.draft_ns);
 }
 
 Unary unary_named(const std::string& name) {
@@ -520,12 +513,14 @@ void bind_runner(nb::module_& m) {
           "__init__",
           [](BoundRunner* self, Recording& recording, std::shared_ptr<KvMemory> kv, int64_t arena_bytes, Buffer logits, int64_t vocab,
              int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus, int64_t n_token_ids,
-             bool is_pooling, int64_t state_slot_bytes, int64_t n_snapshots, int64_t max_trial_rows) {
+             bool is_pooling, int64_t state_slot_bytes, int64_t n_snapshots, int64_t max_trial_rows, DraftRecording* drafting) {
             if (!recording.program) throw nb::value_error("StepRunner: this program is already in use");
             if (!cpus.empty() && static_cast<int32_t>(cpus.size()) != recording.program->n_threads())
               throw nb::value_error("cpus: needs one processor for each thread, or none");
             if (n_slots < 1 || max_len < 1 || max_tokens < 1 || max_rows < 1 || state_slot_bytes < 0)
               throw nb::value_error("StepRunner: a limit is below 1");
+            if (drafting && (is_pooling || (state_slot_bytes && max_trial_rows == 0)))
+              throw nb::value_error("StepRunner: drafts for a model that takes none");
             if (n_snapshots < 0 || (n_snapshots > 0 && state_slot_bytes == 0)) throw nb::value_error("StepRunner: no state to keep");
             if (max_trial_rows < 0 || max_trial_rows > max_tokens) throw nb::value_error("max_trial_rows: more than a step has");
             KvPool pool = kv->pool;
@@ -533,13 +528,19 @@ void bind_runner(nb::module_& m) {
             const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
             recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len, state_slot_bytes,
                                     max_trial_rows);
+            if (drafting && drafting->setup.kind == DraftKind::Chain && drafting->max_tokens < max_tokens)
+              throw nb::value_error("StepRunner: the drafter takes fewer rows than a step has");
             auto runner = std::make_unique<StepRunner>(
                 std::move(recording.program),
-                StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling, n_snapshots}, std::move(cpus));
+                StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling, n_snapshots}, std::move(cpus),
+                drafting ? drafting->make(pool, n_slots, max_len, n_token_ids) : nullptr);
+            if (drafting)
+              recording.weights.insert(recording.weights.end(), drafting->recording.weights.begin(), drafting->recording.weights.end());
             new (self) BoundRunner(std::move(kv), std::move(recording.weights), std::move(runner));
           },
           "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a,
-          "n_token_ids"_a, "is_pooling"_a = false, "state_slot_bytes"_a = 0, "n_snapshots"_a = 0, "max_trial_rows"_a = 0)
+          "n_token_ids"_a, "is_pooling"_a = false, "state_slot_bytes"_a = 0, "n_snapshots"_a = 0, "max_trial_rows"_a = 0,
+          "drafting"_a.none() = nb::none())
       .def(
           "admit",
           [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params,
@@ -590,7 +591,7 @@ void bind_runner(nb::module_& m) {
           "submit",
           [](BoundRunner& b, int64_t step_id, const Ints& slot, const Ints& start, const Ints& tokens, const Bools& samples,
              const Bools& scores, int32_t n_top, const std::optional<Bools>& masked, const std::optional<FloatRows>& given,
-             const std::optional<Drafts>& drafts, const std::optional<Saves>& saves) {
+             const std::optional<Drafts>& drafts, const std::optional<Saves>& saves, int32_t n_draft) {
             const size_t n = slot.size();
             if (start.size() != n || tokens.size() != n || samples.size() != n || scores.size() != n || (masked && masked->size() != n))
               throw nb::value_error("submit: the sequences' arrays differ in length");
@@ -610,10 +611,22 @@ void bind_runner(nb::module_& m) {
               if (to.size() != n || at.size() != n || !drafts) throw nb::value_error("saves: one a sequence of a step with drafts");
               request.save_to = span_of(to), request.save_at = span_of(at);
             }
+            request.n_draft = n_draft;
             if (const char* why = b.live().submit(request)) throw nb::value_error(why);
           },
           "step_id"_a, "slot"_a, "start"_a, "tokens"_a, "samples"_a, "scores"_a, "n_top"_a, "masked"_a = nb::none(), "given"_a = nb::none(),
-          "drafts"_a = nb::none(), "saves"_a = nb::none())
+          "drafts"_a = nb::none(), "saves"_a = nb::none(), "n_draft"_a = 0)
+      .def(
+          "set_draft_policy",
+          [](BoundRunner& b, std::vector<double> step_seconds, std::vector<double> chances) {
+            Drafting* drafting = b.live().drafting();
+            if (!drafting) throw nb::value_error("set_draft_policy: nothing is drafted");
+            drafting->set_policy({std::move(step_seconds), std::move(chances)});
+          },
+          "step_seconds"_a, "chances"_a, "What steps submitted from now on know of steps' times and of drafts' chances.")
+      .def(
+          "n_bad_drafts", [](BoundRunner& b) { return b.live().drafting() ? b.live().drafting()->n_bad() : 0; },
+          "Sequences' drafts that ended early, as a token or a confidence was none.")
       .def(
           "set_masks",
           [](BoundRunner& b, int64_t step_id, const Words& masks) {

@@ -7,8 +7,9 @@
 
 namespace tiercel {
 
-StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std::vector<int32_t> cpus)
+StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std::vector<int32_t> cpus, std::unique_ptr<Drafting> drafting)
     : program_(std::move(program)),
+      drafting_(std::move(drafting)),
       limits_(limits),
       tokens_(std::make_unique<Region>(limits.n_slots * limits.max_len * 4)),
       page_table_(std::make_unique<Region>(limits.n_slots * limits.pages_per_slot * 4)),
@@ -25,6 +26,12 @@ StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std:
     for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.row_segment}) v->reserve(n_tokens);
     w.logits_rows.reserve(static_cast<size_t>(limits.max_rows));
     w.row_is_sample.reserve(static_cast<size_t>(limits.max_rows));
+  }
+  if (drafting_) {
+    for (auto* v : {&own_seqs_, &own_counts_}) v->reserve(n_seqs);
+    draft_seqs_.reserve(n_seqs);
+    own_confidence_.reserve(n_seqs);
+    offers_.reserve(n_seqs * static_cast<size_t>(drafting_->setup().n_draft_max));
   }
   thread_ = std::thread([this] { serve(); });
 }
@@ -47,11 +54,14 @@ void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_
   s.n_prompt = n_prompt;
   s.n_first = n_first;
   s.n_tokens = static_cast<int64_t>(tokens.size());
+  s.n_pages = 0;
+  if (drafting_) drafting_->forget(slot);
 }
 
 void StepRunner::set_pages(int32_t slot, int64_t first, std::span<const int32_t> pages) {
   auto* row = reinterpret_cast<int32_t*>(page_table_->data()) + slot * limits_.pages_per_slot;
   std::memcpy(row + first, pages.data(), pages.size_bytes());
+  slots_[static_cast<size_t>(slot)].n_pages = first + static_cast<int64_t>(pages.size());
 }
 
 void StepRunner::ask_copy(int32_t slot, int32_t snapshot, bool is_save) {
@@ -72,6 +82,8 @@ const char* StepRunner::submit(const StepRequest& request) {
   if (n_submitted_ == kDepth) return "as many steps as may be are submitted already";
   int64_t n_tokens = 0, n_rows = 0, n_foretold = 0, n_trial = 0;
   const bool has_drafts = !request.draft_from.empty();
+  if (request.n_draft < 0 || request.n_draft > (drafting_ ? drafting_->setup().n_draft_max : 0))
+    return "more drafts than are made, or fewer than none";
   for (size_t s = 0; s < request.seq_slot.size(); ++s) {
     const int64_t count = request.seq_tokens[s], end = request.seq_start[s] + count;
     if (request.seq_slot[s] < 0 || request.seq_slot[s] >= limits_.n_slots) return "a slot is out of range";
@@ -79,7 +91,9 @@ const char* StepRunner::submit(const StepRequest& request) {
     const bool needs_next =
         !limits_.is_pooling && (request.seq_samples[s] || request.seq_scores[s]); // the token after the last row is read or written
     if (end + (needs_next ? 1 : 0) > limits_.max_len) return "a sequence exceeds the slot's length";
-    const bool is_drafting = has_drafts && request.draft_from[s] >= 0;
+    const bool is_drafting = has_drafts && request.draft_from[s] != -1;
+    if (is_drafting && request.draft_from[s] < 0 && (!drafting_ || request.draft_from[s] != kOwnDrafts || request.n_drafts[s] != 0))
+      return "own drafts where none are made, or such as are foretold";
     if (is_drafting && (limits_.is_pooling || !request.seq_samples[s] || request.seq_scores[s]))
       return "a sequence with drafts is not sampled";
     if (has_drafts && request.n_drafts[s] < 0) return "fewer drafts than none";
@@ -117,7 +131,7 @@ const char* StepRunner::submit(const StepRequest& request) {
   for (size_t s = 0; s < request.seq_masked.size(); ++s) {
     if (!request.seq_masked[s] || !request.seq_samples[s]) continue;
     w.seq_mask[s] = w.n_masks;
-    w.n_masks += has_drafts && request.draft_from[s] >= 0 ? request.seq_tokens[s] : 1;
+    w.n_masks += w.is_drafting(s) ? request.seq_tokens[s] : 1;
   }
   w.masks.resize(static_cast<size_t>(w.n_masks * mask_words(program_->vocab()))); // written whole by set_masks
   w.has_masks.store(w.n_masks == 0);
@@ -132,6 +146,17 @@ const char* StepRunner::submit(const StepRequest& request) {
   out.top_ids.assign(rows * n_top, 0);
   out.top_logprobs.assign(rows * n_top, 0.0f);
   out.seq_drafted.assign(has_drafts ? request.seq_slot.size() : 0, 0);
+  out.n_draft = request.n_draft;
+  const size_t n_made = request.seq_slot.size() * static_cast<size_t>(request.n_draft);
+  out.seq_drafts.assign(n_made, -1);
+  out.seq_confidence.assign(n_made, 0.0f);
+  out.draft_ns = 0;
+  w.seq_room.clear();
+  w.seq_last.assign(request.seq_slot.size(), 0);
+  if (drafting_) {
+    for (const int32_t slot : w.seq_slot) w.seq_room.push_back(slots_[static_cast<size_t>(slot)].n_pages * program_->page_tokens());
+    w.policy = drafting_->policy();
+  }
   out.rows.assign(limits_.is_pooling ? rows * static_cast<size_t>(program_->vocab()) : 0, 0.0f);
   {
     std::lock_guard lock(mutex_);
@@ -227,17 +252,45 @@ void StepRunner::place_drafts(Work& w) {
   for (size_t s = 0; s < w.draft_from.size(); foretold += w.n_drafts[s++]) {
     if (w.draft_from[s] < 0) continue;
     const int64_t from = w.draft_from[s], n_known = slots_[static_cast<size_t>(w.seq_slot[s])].n_tokens;
-    int32_t* ids = token_row(w.seq_slot[s]);
     const int64_t n_past = n_known - from; // of what was foretold, how much is there by now
-    int64_t n = 0;
-    if (n_past >= 0 && n_past <= w.n_drafts[s] && std::equal(foretold, foretold + n_past, ids + from))
-      n = std::clamp<int64_t>(std::min<int64_t>(w.seq_tokens[s] - 1, w.n_drafts[s] - n_past), 0,
-                              std::max<int64_t>(limits_.max_len - 1 - n_known, 0));
-    // Where the next token goes: the sampler's history of each row then is what is drafted before it.
-    if (n > 0) std::copy_n(foretold + n_past, n, ids + n_known);
-    w.seq_start[s] = static_cast<int32_t>(n_known - 1);
-    w.seq_tokens[s] = static_cast<int32_t>(1 + n);
-    w.outcome.seq_drafted[s] = static_cast<int32_t>(n);
+    const bool is_on = n_past >= 0 && n_past <= w.n_drafts[s] && std::equal(foretold, foretold + n_past, token_row(w.seq_slot[s]) + from);
+    place(w, s, is_on ? std::span(foretold + n_past, foretold + w.n_drafts[s]) : std::span<const int32_t>());
+  }
+  if (drafting_) place_own_drafts(w);
+}
+
+// Has a sequence begin at its last token, and compute as many of these drafts as are planned and have room.
+void StepRunner::place(Work& w, size_t s, std::span<const int32_t> drafts) {
+  const int64_t n_known = slots_[static_cast<size_t>(w.seq_slot[s])].n_tokens;
+  const int64_t n = std::clamp<int64_t>(std::min<int64_t>(w.seq_tokens[s] - 1, static_cast<int64_t>(drafts.size())), 0,
+                                        std::max<int64_t>(limits_.max_len - 1 - n_known, 0));
+  // Where the next token goes: the sampler's history of each row then is what is drafted before it.
+  std::copy_n(drafts.data(), n, token_row(w.seq_slot[s]) + n_known);
+  w.seq_start[s] = static_cast<int32_t>(n_known - 1);
+  w.seq_tokens[s] = static_cast<int32_t>(1 + n);
+  w.outcome.seq_drafted[s] = static_cast<int32_t>(n);
+}
+
+void StepRunner::place_own_drafts(Work& w) {
+  own_seqs_.clear(), own_counts_.clear(), own_confidence_.clear();
+  int64_t n_rows = 0, n_sampled = 0;
+  for (size_t s = 0; s < w.seq_slot.size(); ++s) {
+    n_rows += w.has_own(s) ? 1 : w.seq_tokens[s];
+    n_sampled += w.seq_samples[s] != 0;
+    if (!w.has_own(s)) continue;
+    const int64_t n_known = slots_[static_cast<size_t>(w.seq_slot[s])].n_tokens;
+    const auto confidence = drafting_->confidence_of(w.seq_slot[s], n_known);
+    const int64_t n_room = std::max<int64_t>(std::min(w.seq_room[s], limits_.max_len - 1) - n_known, 0);
+    own_seqs_.push_back(static_cast<int32_t>(s));
+    own_confidence_.push_back(confidence.data());
+    own_counts_.push_back(static_cast<int32_t>(std::min({static_cast<int64_t>(confidence.size()), int64_t{w.seq_tokens[s]} - 1, n_room})));
+  }
+  if (own_seqs_.empty()) return;
+  choose_drafts(*w.policy, own_confidence_, n_rows, n_sampled, own_counts_, offers_);
+  for (size_t i = 0; i < own_seqs_.size(); ++i) {
+    const auto s = static_cast<size_t>(own_seqs_[i]);
+    const auto drafts = drafting_->drafts_of(w.seq_slot[s], slots_[static_cast<size_t>(w.seq_slot[s])].n_tokens);
+    place(w, s, drafts.first(static_cast<size_t>(own_counts_[i])));
   }
 }
 
@@ -264,7 +317,7 @@ void StepRunner::gather(Work& w) {
   StepOutcome& out = w.outcome;
   for (size_t s = 0; s < w.seq_slot.size(); ++s) {
     const int32_t* ids = token_row(w.seq_slot[s]);
-    const bool is_drafting = !w.draft_from.empty() && w.draft_from[s] >= 0;
+    const bool is_drafting = w.is_drafting(s);
     for (int32_t i = 0; i < w.seq_tokens[s]; ++i) {
       const int32_t pos = w.seq_start[s] + i;
       const bool is_last = i + 1 == w.seq_tokens[s];
@@ -323,7 +376,31 @@ void StepRunner::run(Work& work) {
       &job);
   if (!limits_.is_pooling) keep_tokens(work);
   keep_states(work, job.view);
-  work.outcome.compute_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+  const auto end = std::chrono::steady_clock::now();
+  work.outcome.compute_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(end - start).count();
+  if (!drafting_) return;
+  draft(work);
+  work.outcome.draft_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - end).count();
+}
+
+// Has the drafter take in what the step computed, and draft of what was sampled.
+void StepRunner::draft(Work& w) {
+  StepOutcome& out = w.outcome;
+  draft_seqs_.clear();
+  for (size_t s = 0; s < w.seq_slot.size(); ++s) {
+    const Slot& slot = slots_[static_cast<size_t>(w.seq_slot[s])];
+    const bool is_sampled = w.seq_samples[s] != 0;
+    draft_seqs_.push_back({w.seq_slot[s], w.seq_rows[s], w.seq_start[s], w.seq_tokens[s], slot.n_tokens, w.seq_room[s], is_sampled,
+                           is_sampled && w.seq_last[s] >= 0 && out.n_draft > 0, token_row(w.seq_slot[s]), &slot.params});
+  }
+  drafting_->run(draft_seqs_, out.n_draft, *program_, reinterpret_cast<const int32_t*>(page_table_->data()), limits_.pages_per_slot, team_);
+  for (size_t s = 0; s < draft_seqs_.size(); ++s) {
+    if (!draft_seqs_[s].is_drafted) continue;
+    const auto ids = drafting_->drafts_of(w.seq_slot[s], draft_seqs_[s].n_tokens);
+    const auto confidence = drafting_->confidence_of(w.seq_slot[s], draft_seqs_[s].n_tokens);
+    std::copy(ids.begin(), ids.end(), out.seq_drafts.begin() + static_cast<ptrdiff_t>(s) * out.n_draft);
+    std::copy(confidence.begin(), confidence.end(), out.seq_confidence.begin() + static_cast<ptrdiff_t>(s) * out.n_draft);
+  }
 }
 
 // Writes the sampled tokens, and drops the rows behind a draft that was not the token. The next step may already be queued and reads
@@ -352,6 +429,7 @@ void StepRunner::keep_tokens(Work& w) {
       // A failed row (-1) still needs a valid id: the sequence's next row may be in flight and is thrown away.
       ids[at] = std::max(token, 0);
       slot.n_tokens = at + 1;
+      w.seq_last[s] = token;
     }
     w.seq_kept.push_back(static_cast<int32_t>(n_kept - n_kept_before));
   }
@@ -429,7 +507,7 @@ void StepRunner::sample(Work& w, int32_t thread) {
     SampleOut result;
     if (w.row_is_sample[i]) {
       int32_t m = w.seq_mask[static_cast<size_t>(out.row_seq[i])];
-      if (m >= 0 && !w.draft_from.empty() && w.draft_from[static_cast<size_t>(out.row_seq[i])] >= 0)
+      if (m >= 0 && w.is_drafting(static_cast<size_t>(out.row_seq[i])))
         m += static_cast<int32_t>(r) - w.logits_seq_rows[static_cast<size_t>(out.row_seq[i])];
       const auto mask =
           m < 0 ? std::span<const uint32_t>() : std::span<const uint32_t>(w.masks).subspan(static_cast<size_t>(m) * n_words, n_words);

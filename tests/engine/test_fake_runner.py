@@ -24,7 +24,7 @@ def greedy_answer(tokens):
     return expected_tokens(tokens, 4, GREEDY)
 
 
-DRAFTING = {"n_draft_max": 4}
+DRAFTING = {"n_draft_max": 4, "draft_reach_tokens": 6}
 
 
 class TestLateDraftingFake(DraftingRunnerContract):

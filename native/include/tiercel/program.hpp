@@ -324,6 +324,7 @@ class Program {
   int32_t n_threads() const { return n_threads_; }
   // Columns of the rows that a step must bring along; 0: none.
   int64_t given_width() const { return given_width_; }
+  int32_t page_tokens() const { return kv_.page_tokens; }
   size_t n_ops() const { return ops_.size(); }
   // [slots][state_slot_bytes()]: what recurrent layers keep of each slot's sequence.
   uint8_t* states() const { return state_->data(); }

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "tiercel/drafting.hpp"
 #include "tiercel/program.hpp"
 #include "tiercel/sampler.hpp"
 #include "tiercel/state_copies.hpp"
@@ -45,11 +46,15 @@ struct StepRequest {
   // most at seq_start. draft_tokens, n_drafts of each sequence one after the other, foretell its tokens from position draft_from on. If
   // those already there are as foretold, the ones after them are computed too, up to seq_tokens rows in all, and each row is sampled. The
   // rows that count end with the first whose token is not the one foretold; seq_tokens rows, tokens and masks are planned for.
+  // A sequence whose draft_from is kOwnDrafts begins there too; its drafts are those that an earlier step left in the slot (Drafting), if
+  // they begin at its end; how many of them are computed is chosen for all such sequences of the step together, by the policy set last.
   std::span<const int32_t> draft_from = {}, n_drafts = {}, draft_tokens = {};
   // Of each sequence, a place for a copy of its recurrent state as it stands at position save_at, inside what the step turns out to take it
   // over; -1: none, as for all if empty. Where it does not come by, nothing is copied.
   std::span<const int32_t> save_to = {}, save_at = {};
+  int32_t n_draft = 0; // drafts to make of each sequence once it has sampled
 };
+inline constexpr int32_t kOwnDrafts = -2;
 
 struct StepOutcome {
   int64_t step_id = 0;
@@ -60,14 +65,19 @@ struct StepOutcome {
   int32_t n_top = -1;
   std::vector<float> rows;          // [R, width] of a pooling program
   std::vector<int32_t> seq_drafted; // drafts that each sequence computed; empty: the step was asked for none
-  int64_t compute_ns = 0;
+  int64_t compute_ns = 0;           // without draft_ns
+  std::vector<int32_t> seq_drafts;  // [S, n_draft] what was drafted; -1: nothing
+  std::vector<float> seq_confidence;
+  int32_t n_draft = 0;
+  int64_t draft_ns = 0;
 };
 
 class StepRunner {
  public:
   static constexpr int32_t kDepth = 8; // steps that may be submitted and not collected
 
-  StepRunner(std::unique_ptr<Program> program, StepLimits limits, std::vector<int32_t> cpus);
+  // drafting: over the same pages as the program; or nullptr.
+  StepRunner(std::unique_ptr<Program> program, StepLimits limits, std::vector<int32_t> cpus, std::unique_ptr<Drafting> drafting = nullptr);
   ~StepRunner();
   StepRunner(const StepRunner&) = delete;
   StepRunner& operator=(const StepRunner&) = delete;
@@ -102,6 +112,7 @@ class StepRunner {
 
   int64_t n_submitted() const { return n_submitted_; }
   Program& program() { return *program_; }
+  Drafting* drafting() { return drafting_.get(); }
   const StepLimits& limits() const { return limits_; }
   std::span<int32_t> tokens_of(int32_t slot) { return {token_row(slot), static_cast<size_t>(limits_.max_len)}; }
   // The logits of row r of the step that ran last. REQUIRES: no step is running.
@@ -112,6 +123,7 @@ class StepRunner {
     SamplerParams params;
     int64_t n_prompt = 0, n_first = INT64_MAX;
     int64_t n_tokens = 0; // admitted or sampled; written by the runner's thread while a submitted step names the slot
+    int64_t n_pages = 0;  // set since it was admitted; the caller's
   };
   // One submitted step: its arrays are sized once, for the limits.
   struct Work {
@@ -129,6 +141,12 @@ class StepRunner {
     std::vector<int32_t> draft_from, n_drafts, draft_tokens, save_to, save_at; // as in StepRequest
     std::vector<int32_t> seq_trial, trial_first, trial_count;                  // of a step in which any is on trial
     std::vector<int32_t> seq_kept;                                             // rows that turned out right, of a step with drafts
+    std::vector<int64_t> seq_room;                                             // places that the slot had when the step was submitted
+    std::vector<int32_t> seq_last;                                             // the last sampled token that counts
+    std::shared_ptr<const DraftPolicy> policy;
+
+    bool is_drafting(size_t s) const { return !draft_from.empty() && draft_from[s] != -1; }
+    bool has_own(size_t s) const { return !draft_from.empty() && draft_from[s] == kOwnDrafts; }
     StepOutcome outcome;
   };
 
@@ -139,18 +157,26 @@ class StepRunner {
   void run(Work& work);
   void gather(Work& work);
   void place_drafts(Work& work);
+  void place_own_drafts(Work& work);
+  void place(Work& work, size_t s, std::span<const int32_t> drafts);
   void sample(Work& work, int32_t thread);
   void keep_tokens(Work& work);
   void place_trials(Work& work);
   void keep_states(Work& work, const StepView& view);
   void advance_states(Work& work, const StepView& view);
+  void draft(Work& work);
 
   std::unique_ptr<Program> program_;
+  std::unique_ptr<Drafting> drafting_; // or nullptr
   StepLimits limits_;
   std::unique_ptr<Region> tokens_;     // int32 [slots, max_len]
   std::unique_ptr<Region> page_table_; // int32 [slots, pages_per_slot]
   std::vector<Slot> slots_;
   std::vector<SamplerScratch> sampler_scratch_; // [threads]
+  std::vector<DraftSequence> draft_seqs_;       // these: of the step at work
+  std::vector<const float*> own_confidence_;
+  std::vector<int32_t> own_seqs_, own_counts_;
+  std::vector<DraftOffer> offers_;
   Team team_;
 
   // Guarded by mutex_.

@@ -302,6 +302,32 @@ def make_kv(
     latent_layers: Sequence[int] = ...,
 ) -> KvMemory: ...
 
+class DraftHead:
+    def __init__(self, vocab: int) -> None: ...
+
+class Drafting:
+    def __init__(
+        self,
+        program: Program,
+        head: DraftHead,
+        kind: str,
+        n_draft_max: int,
+        block: tuple[int, int, int],
+        arena_bytes: int,
+        logits: _Buffer,
+        max_rows: tuple[int, int],
+        target_hidden: _Buffer | None = None,
+        hidden: _Buffer | None = None,
+    ) -> None: ...
+
+def choose_drafts(
+    confidence: Sequence[Sequence[float]],
+    n_rows: int,
+    n_seqs: int,
+    step_seconds: Sequence[float],
+    chances: Sequence[float],
+) -> list[int]: ...
+
 class StepRunner:
     def __init__(
         self,
@@ -320,6 +346,7 @@ class StepRunner:
         state_slot_bytes: int = 0,
         n_snapshots: int = 0,
         max_trial_rows: int = 0,
+        drafting: Drafting | None = None,
     ) -> None: ...
     def admit(
         self, slot: int, tokens: _AnyInts, n_prompt: int, params: SamplerParams, n_first: int | None = None
@@ -342,14 +369,28 @@ class StepRunner:
         given: _Floats | None = None,
         drafts: tuple[_AnyInts, _AnyInts, _AnyInts] | None = None,
         saves: tuple[_AnyInts, _AnyInts] | None = None,
+        n_draft: int = 0,
     ) -> None: ...
+    def set_draft_policy(self, step_seconds: Sequence[float], chances: Sequence[float]) -> None: ...
+    def n_bad_drafts(self) -> int: ...
     def set_masks(self, step_id: int, masks: _Words) -> None: ...
     def wait(self, n: int) -> int: ...
     def hurry(self) -> None: ...
     def collect(
         self,
     ) -> tuple[
-        int, *_Rows, _Floats | None, _Ints | None, _Ints | None, _Floats | None, int, _Floats | None, memoryview | None
+        int,
+        *_Rows,
+        _Floats | None,
+        _Ints | None,
+        _Ints | None,
+        _Floats | None,
+        int,
+        _Floats | None,
+        memoryview | None,
+        memoryview | None,
+        memoryview[float] | None,
+        int,
     ]: ...
     def tokens(self, slot: int, n: int) -> _Ints: ...
     def last_logits(self, n_rows: int) -> _Floats: ...

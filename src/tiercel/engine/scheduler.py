@@ -192,7 +192,8 @@ class Scheduler:
         self._has_pages = limits.n_pages > 0
         self._n_running_max = min(config.max_num_seqs, limits.n_slots)
         self._n_draft_rows_max = config.max_draft_rows
-        self._n_own_drafts = limits.n_draft_max if config.max_draft_rows else 0
+        self._drafts_own = limits.n_draft_max > 0
+        self._n_reached = limits.draft_reach_tokens if config.max_draft_rows else 0
         self._n_rows_max = limits.max_logits_rows - config.max_draft_rows
         self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens - config.max_draft_rows)
         self._chunk_tokens_max = config.long_prefill_token_threshold
@@ -228,7 +229,7 @@ class Scheduler:
 
     def plan(self, now_s: float, *, n_draft: int = 0) -> PlannedStep | None:
         """Plan the next step, or None when nothing can be computed now. `n_draft`: what its runner drafts by itself."""
-        step = PlannedStep(self._planned_id + 1, n_draft=n_draft, drafts_own=self._n_own_drafts > 0)
+        step = PlannedStep(self._planned_id + 1, n_draft=n_draft, drafts_own=self._drafts_own)
         self.n_loading = 0
         self.pins.expire(now_s)
         if self.states is not None:
@@ -428,8 +429,8 @@ class Scheduler:
         )
         # A runner that drafts by itself keeps what its drafter makes of the tokens behind these, too.
         n_wanted = max(n, 0)
-        if self._n_own_drafts:
-            n_wanted = min(n_wanted + self._n_own_drafts, sequence.max_total_tokens - sequence.n_total)
+        if self._n_reached:
+            n_wanted = min(n_wanted + self._n_reached, sequence.max_total_tokens - sequence.n_total)
         while n_wanted > sequence.n_room - sequence.n_computed - 1:
             # One page for each that runs is left alone, as for an admission: no draft makes anyone be preempted soon.
             page_ids = self.pool.acquire(1) if self.pool.n_free > len(self.running) else None

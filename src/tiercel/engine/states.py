@@ -141,9 +141,7 @@ class StateKeeper:
         if n_tokens <= sequence.n_computed and not sequence.stops:
             self._plan_newest(step, sequence, n_tokens, place)
 
-    def _plan_newest(
-        self, step: "PlannedStep", sequence: Sequence, n_tokens: int, place: int | None = None
-    ) -> None:
+    def _plan_newest(self, step: "PlannedStep", sequence: Sequence, n_tokens: int, place: int | None = None) -> None:
         newest, store = sequence.newest_states, self.store
         while len(newest) > 1:
             older = newest.pop(0)

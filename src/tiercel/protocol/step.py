@@ -69,8 +69,9 @@ class StepPlan(msgspec.Struct, frozen=True):
         drafts                            None: no sequence has any
         n_draft                           drafts to make, when the step has sampled, of each sequence that it sampled;
                                           `RunnerLimits.n_draft_max` at most. They are left in the slot, and told. It
-                                          writes to the slot's pages, from the new last token's place on to n_draft
-                                          places behind it, as far as those set before `submit` reach
+                                          writes to the slot's pages, from the new last token's place on to
+                                          `RunnerLimits.draft_reach_tokens` places behind it, as far as those set
+                                          before `submit` reach
     """
 
     step_id: int
@@ -149,6 +150,7 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     has_kv: bool = True  # False: pages are only counted, as the state is all that a sequence leaves
     takes_drafts: bool = True  # a step may compute tokens that turn out wrong
     n_draft_max: int = 0  # drafts that a step makes of each sequence itself; 0: it has nothing to make them with
+    draft_reach_tokens: int = 0  # places behind a sequence's last token that this writes to, if it has pages there
 
     @property
     def pool_tokens(self) -> int:

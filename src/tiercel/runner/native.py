@@ -21,6 +21,7 @@ from tiercel.ops.program import KvLayer, Weight
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import Drafts, Ints, RunnerLimits, StepPlan, StepResult
 from tiercel.runner.capacity import Capacity
+from tiercel.runner.drafting import Drafting, check_policy, pool_layers
 from tiercel.runner.weights import PackedWeightStore
 from tiercel.sampling.native import native_params
 
@@ -72,11 +73,13 @@ class NativeRunner:
         capacity: Capacity,
         settings: NativeSettings,
         placement: Placement | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """Pack what is not packed and hand the program to the core. `placement` must be of this program; one that is of
-        other bounds is not used.
+        other bounds is not used. `weights` are those of the program and of what drafts.
         """
-        _check_heads(program, settings.kv_dtype)
+        self._pool = pool_layers(program, drafting)
+        _check_heads(self._pool, settings.kv_dtype)
         self.program = program
         self.capacity = capacity
         self.level = settings.level or chosen_level()
@@ -87,9 +90,9 @@ class NativeRunner:
         self.placement = placement
         recording = _native.Program(self.level, settings.n_threads)
         weights.pack_all(matrices_of(program))
-        _Lowering(recording, self.placement, weights).run(program)
-        layers = [(layer.n_kv_heads, layer.head_dim) for layer in program.kv_layers]
-        latent_layers = [i for i, layer in enumerate(program.kv_layers) if layer.latent_values]
+        _Lowering(recording, self.placement, weights).run(program, self._pool)
+        layers = [(layer.n_kv_heads, layer.head_dim) for layer in self._pool]
+        latent_layers = [i for i, layer in enumerate(self._pool) if layer.latent_values]
         self.kv: _native.KvMemory | None = _native.make_kv(
             max(capacity.n_pages, 1), capacity.page_size_tokens, settings.kv_dtype, layers, latent_layers
         )
@@ -113,8 +116,10 @@ class NativeRunner:
             is_pooling=program.is_pooling,
             n_snapshots=capacity.n_snapshots if program.state_layers else 0,
             max_trial_rows=_n_trial_rows(program, capacity, settings),
+            drafting=None if drafting is None else self._drafter(drafting, weights),
         )
         self._page_buffers: BufferPool | None = None  # once a page was copied
+        self._n_bad_told = 0
         # Where each slot's state stands; None for models without any. A place where nothing was saved stands at 0.
         self._next_start = [0] * capacity.max_num_seqs if program.state_layers else None
         self._saved_at = [0] * capacity.n_snapshots if program.state_layers else []
@@ -136,6 +141,30 @@ class NativeRunner:
             snapshot_spacing_tokens=capacity.snapshot_spacing_tokens,
             has_kv=bool(program.kv_layers) or not program.state_layers,
             takes_drafts=not program.is_pooling and (not program.state_layers or settings.max_draft_rows > 0),
+            n_draft_max=0 if drafting is None else drafting.n_draft_max,
+            draft_reach_tokens=0 if drafting is None else drafting.reach_tokens,
+        )
+
+    def _drafter(self, drafting: Drafting, weights: PackedWeightStore) -> "_native.Drafting":
+        """Hand what drafts to the core."""
+        drafting.check(self.program)
+        program, hidden = drafting.program, self.program.hidden
+        bounds = drafting.bounds(self.capacity.max_num_seqs, self._settings.max_step_tokens)
+        placement = place(program, bounds, _native.quant_row_bytes)
+        recording = _native.Program(self.level, self._settings.n_threads)
+        weights.pack_all(matrices_of(program))
+        _Lowering(recording, placement, weights).run(program, self._pool)
+        return _native.Drafting(
+            recording,
+            drafting.head,
+            drafting.kind,
+            drafting.n_draft_max,
+            (drafting.n_block_rows, drafting.first_logits_row, drafting.mask_token_id),
+            placement.arena_bytes,
+            _place_of(placement, program.output),
+            (bounds.n_tokens, bounds.n_rows),
+            None if hidden is None or drafting.kind != "chain" else _place_of(self.placement, hidden),
+            None if program.hidden is None else _place_of(placement, program.hidden),
         )
 
     @property
@@ -201,8 +230,6 @@ class NativeRunner:
         """See `Runner.submit`. `given`, float32 [tokens, W], are the rows that a draft head's program takes."""
         if self._next_start is not None:
             self._check_starts(plan, self._next_start)
-        if plan.n_draft:
-            raise ShapeError(f"runner.submit: step {plan.step_id}: {plan.n_draft} drafts; this runner makes none")
         drafts, save = plan.drafts, None
         if drafts is not None and drafts.save_to is not None:
             assert drafts.save_at is not None, "runner.native: places for states, and not where they stand"
@@ -220,6 +247,7 @@ class NativeRunner:
                 given,
                 None if drafts is None else (drafts.seq_from, drafts.seq_count, drafts.token_ids),
                 save,
+                plan.n_draft,
             )
         except ValueError as error:
             raise ShapeError(f"runner.submit: step {plan.step_id}: {error}") from error
@@ -243,7 +271,15 @@ class NativeRunner:
 
     def set_draft_policy(self, step_seconds: Sequence[float], chances: Sequence[float]) -> None:
         """See `Runner.set_draft_policy`."""
-        raise ShapeError("runner.set_draft_policy: this runner makes no drafts; give it a drafter")
+        if not self._limits.n_draft_max:
+            raise ShapeError("runner.set_draft_policy: this runner makes no drafts; give it a drafter")
+        check_policy(step_seconds, chances)
+        self._runner.set_draft_policy(step_seconds, chances)
+
+    @property
+    def n_bad_drafts(self) -> int:
+        """How often what is drafted of a sequence ended early, as a token or a confidence was none."""
+        return self._runner.n_bad_drafts()
 
     def _note_saves(self, drafts: Drafts) -> None:
         if drafts.save_to is None or drafts.save_at is None:
@@ -278,7 +314,10 @@ class NativeRunner:
 
     def collect(self) -> StepResult:
         """See `Runner.collect`."""
-        result = StepResult(*self._runner.collect())
+        told = self._runner.collect()
+        n_bad = self.n_bad_drafts - self._n_bad_told if self._limits.n_draft_max else 0
+        self._n_bad_told += n_bad
+        result = StepResult(*told, n_drafts_broken=n_bad)
         if result.seq_drafted is not None and self._next_start is not None:
             self._settle(self._drafting.pop(result.step_id), result.row_seq)
         return result
@@ -290,7 +329,7 @@ class NativeRunner:
 
         assert self.kv is not None, "runner.native: closed"
         size = self.capacity.page_size_tokens
-        return page_group(self.program.kv_layers, self.kv_dtype, size, self.kv.page_bytes)
+        return page_group(self._pool, self.kv_dtype, size, self.kv.page_bytes)
 
     def read_pages(self, page_ids: Sequence[int]) -> "list[Bytes]":
         """See `Runner.read_pages`."""
@@ -367,11 +406,11 @@ class NativeRunner:
         self.kv = None
 
 
-def _check_heads(program: ops.Lowered, kv_dtype: str) -> None:
+def _check_heads(layers: Sequence[KvLayer], kv_dtype: str) -> None:
     """Refuse heads that attention would read wrongly: it loads columns by eights. Latent rows have no int8 form."""
-    widths = {width for layer in program.kv_layers for width in (layer.head_dim, layer.latent_values)}
+    widths = {width for layer in layers for width in (layer.head_dim, layer.latent_values)}
     wrong = sorted(width for width in widths if width % _HEAD_COLUMNS)
-    if kv_dtype == "int8" and any(layer.latent_values for layer in program.kv_layers):
+    if kv_dtype == "int8" and any(layer.latent_values for layer in layers):
         raise ConfigError("runner.native: kv_dtype int8; latent rows have no such form; use float16 or float32")
     if wrong:
         raise UnsupportedModel(
@@ -419,6 +458,11 @@ def state_offsets(program: ops.Lowered) -> dict[int, tuple[int, int]]:
     return offsets
 
 
+def _place_of(placement: Placement, buffer: ops.Buffer) -> tuple[int, int]:
+    where = placement.places[buffer.id]
+    return where.offset_bytes, where.stride_bytes
+
+
 def _at_column(place: tuple[int, int], column: int) -> tuple[int, int]:
     return place[0] + 4 * column, place[1]
 
@@ -440,9 +484,6 @@ class _Lowering:
         """`kv_layers` are the pool's, if they are not the program's own: a drafter's program uses some of them."""
         pool = program.kv_layers if kv_layers is None else kv_layers
         self._kv_at = {layer.index: i for i, layer in enumerate(pool)}
-        missing = [layer for layer in program.kv_layers if layer not in pool]
-        if missing:
-            raise ShapeError(f"runner.native: {program.name} uses [{missing[0]}]; the pool has no such layer; add it")
         self._state_at = state_offsets(program)
         for op in program.ops:
             getattr(self, f"_{op.kind}")(op)

@@ -89,6 +89,7 @@ class FakeRunner:
         self._masks: dict[int, np.ndarray] = {}  # of waiting steps
         self._states = FakeStates(limits, is_strict=is_strict)
         self._drafts = FakeDrafts(drafter, limits.n_draft_max, limits.vocab_size)
+        self._reach = limits.draft_reach_tokens or limits.n_draft_max
         self._found: deque[_Waiting] = deque()  # of each waiting step
         self._n_submitted = 0
         self.n_steps_run = 0
@@ -280,8 +281,8 @@ class FakeRunner:
         at = np.flatnonzero(np.asarray(plan.seq_slot) == slot)
         if not len(at):
             return []
-        n_drafts = plan.n_draft + 1 if plan.n_draft and plan.seq_samples[at[0]] else 0
-        used = self._end(plan, slot) + n_drafts
+        n_more = self._reach + 1 if plan.n_draft and plan.seq_samples[at[0]] else 0
+        used = self._end(plan, slot) + n_more
         return found.page_ids[at[0]][: -(-used // self._page_size)]
 
     def close(self) -> None:
@@ -433,7 +434,7 @@ class FakeRunner:
             slot, page_ids = int(plan.seq_slot[s]), found.page_ids[s]
             row = self._row(slot)
             n_room = min(len(page_ids) * self._page_size, self._limits.max_len_tokens)
-            for position in range(row.n_known - 1, min(n_room, row.n_known + plan.n_draft)):
+            for position in range(row.n_known - 1, min(n_room, row.n_known + self._reach)):
                 page, offset = page_ids[position // self._page_size], position % self._page_size
                 self._positions[page, offset] = -1
             n = min(plan.n_draft, n_room - row.n_known, self._limits.max_len_tokens - 1 - row.n_known)

@@ -1,0 +1,84 @@
+// Drafters: what a step runner drafts with.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "bind.hpp"
+#include "recording.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tiercel {
+
+std::unique_ptr<Drafting> DraftRecording::make(const KvPool& pool, int64_t n_slots, int64_t max_len, int64_t n_token_ids) {
+  if (!recording.program) throw nb::value_error("Drafting: it was given to a StepRunner; build a new one");
+  const int64_t n_rows = setup.kind == DraftKind::Block ? n_slots * setup.n_block_rows : n_slots;
+  if (max_tokens < n_rows || max_rows < n_slots * (setup.kind == DraftKind::Block ? setup.n_block_rows - setup.first_logits_row : 1))
+    throw nb::value_error("Drafting: fewer rows than its passes have");
+  recording.program->seal(arena_bytes, pool, logits, head->vocab(), max_tokens, max_rows, n_slots, max_len);
+  const bool is_chain = setup.kind == DraftKind::Chain;
+  if (is_chain != (recording.program->given_width() > 0) || recording.program->given_width() * 4 > setup.target_hidden.stride_bytes)
+    throw nb::value_error("Drafting: the target's rows are not those that a chain's program takes");
+  return std::make_unique<Drafting>(std::move(recording.program), head, setup, n_slots, max_len, max_tokens, n_token_ids);
+}
+
+void bind_drafting(nb::module_& m) {
+  nb::class_<DraftHead>(m, "DraftHead", "Picks drafts from logits; see draft_head.hpp.")
+      .def(
+          "__init__",
+          [](DraftHead* self, int64_t vocab) {
+            if (vocab < 1) throw nb::value_error("DraftHead: needs a vocabulary");
+            new (self) DraftHead(vocab, kernel_level(n_kernel_levels() - 1)->argmax);
+          },
+          "vocab"_a);
+  nb::class_<DraftRecording>(m, "Drafting", "A drafter for one StepRunner: a program over its pages, and how drafts are picked.")
+      .def(
+          "__init__",
+          [](DraftRecording* self, Recording& recording, std::shared_ptr<DraftHead> head, const std::string& kind, int32_t n_draft_max,
+             std::tuple<int32_t, int32_t, int32_t> block, int64_t arena_bytes, Buffer logits, std::pair<int64_t, int64_t> max_rows,
+             std::optional<Buffer> target_hidden, std::optional<Buffer> hidden) {
+            if (!recording.program) throw nb::value_error("Drafting: this program is already in use");
+            if (kind != "block" && kind != "chain") throw nb::value_error("kind: needs to be block or chain");
+            const auto [n_block_rows, first_logits_row, mask_token] = block;
+            const bool is_block = kind == "block";
+            if (n_draft_max < 1) throw nb::value_error("n_draft_max: needs 1 or more");
+            if (is_block && (first_logits_row < 0 || n_draft_max > n_block_rows - first_logits_row))
+              throw nb::value_error("n_draft_max: more than a block has rows for");
+            if (!is_block && (!target_hidden || (n_draft_max > 1 && !hidden)))
+              throw nb::value_error("Drafting: a chain needs rows of the target, and for more than one draft its own");
+            DraftSetup setup{is_block ? DraftKind::Block : DraftKind::Chain, n_draft_max, n_block_rows, first_logits_row, mask_token};
+            if (target_hidden) setup.target_hidden = place_of(*target_hidden);
+            if (hidden) setup.hidden = place_of(*hidden), setup.gives_hidden = true;
+            new (self) DraftRecording{{std::move(recording.program), std::move(recording.weights)},
+                                      std::move(head),
+                                      setup,
+                                      arena_bytes,
+                                      place_of(logits),
+                                      max_rows.first,
+                                      max_rows.second};
+          },
+          "program"_a, "head"_a, "kind"_a, "n_draft_max"_a, "block"_a, "arena_bytes"_a, "logits"_a, "max_rows"_a,
+          "target_hidden"_a = nb::none(), "hidden"_a = nb::none());
+  m.def(
+      "choose_drafts",
+      [](const std::vector<std::vector<float>>& confidence, int64_t n_rows, int64_t n_seqs, std::vector<double> step_seconds,
+         std::vector<double> chances) {
+        std::vector<const float*> rows;
+        std::vector<int32_t> counts;
+        for (const auto& own : confidence) rows.push_back(own.data()), counts.push_back(static_cast<int32_t>(own.size()));
+        std::vector<DraftOffer> offers;
+        choose_drafts({std::move(step_seconds), std::move(chances)}, rows, n_rows, n_seqs, counts, offers);
+        return counts;
+      },
+      "confidence"_a, "n_rows"_a, "n_seqs"_a, "step_seconds"_a, "chances"_a, "How many of each sequence's drafts a step computes.");
+}
+
+} // namespace tiercel
