@@ -232,8 +232,8 @@ def compiled():
     return [grammars.compile(StructuredOutputsParams(**form)) for form in FORMS]
 
 
-def formed(compiled, form, speculation, seed):
-    bench = bench_of(speculation)
+def formed(compiled, form, speculation, seed, state_bytes=0):
+    bench = bench_of(speculation, state_bytes=state_bytes)
     constraint = compiled[form].start(stop_ids=[], ignores_eos=False, thinking=None)
     bench.add("a", PROMPT, max_tokens=12, seed=seed, constraint=constraint)
     bench.run()
@@ -244,12 +244,13 @@ def formed(compiled, form, speculation, seed):
 @pytest.mark.parametrize("form", range(len(FORMS)))
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("is_ahead", [False, True])
-def test_a_form_gives_the_tokens_it_gives_without_drafts(compiled, form, seed, is_ahead):
+@pytest.mark.parametrize("state_bytes", [0, 100])
+def test_a_form_gives_the_tokens_it_gives_without_drafts(compiled, form, seed, is_ahead, state_bytes):
     want = formed(compiled, form, None, seed)
     for p_right in (0.0, 0.6, 1.0):
         drafter = KnowingDrafter({tuple(PROMPT): [want[0], want[0] + [50, 51, 52]]}, p_right=p_right, seed=seed)
         speculation = always(drafter, n=5, is_ahead=is_ahead)
-        assert formed(compiled, form, speculation, seed) == want
+        assert formed(compiled, form, speculation, seed, state_bytes) == want
     if len(want[0]) > 4:
         assert speculation.counts.n_accepted_tokens > 0
 
@@ -257,26 +258,27 @@ def test_a_form_gives_the_tokens_it_gives_without_drafts(compiled, form, seed, i
 MARKERS = ReasoningMarkers((chr(33 + 60),), (chr(33 + 61),), chr(33 + 70) + chr(33 + 61))
 
 
-def bounded(speculation, n_max):
+def bounded(speculation, n_max, state_bytes=0):
     tokenizer = Letters()
     budget = ThinkingBudget.start(
         MARKERS, n_max, tokenizer.encode(MARKERS.begins[0]), encode=tokenizer.encode, token_bytes=tokenizer.token_bytes
     )
-    bench = bench_of(speculation)
+    bench = bench_of(speculation, state_bytes=state_bytes)
     bench.add("a", PROMPT, max_tokens=14, temperature=0.0, constraint=BudgetConstraint(budget))
     bench.run()
     return bench.tokens["a"]
 
 
 @pytest.mark.parametrize("n_max", [0, 1, 3, 4, 6])
-def test_reasoning_ends_where_it_ends_without_drafts(n_max):
+@pytest.mark.parametrize("state_bytes", [0, 100])
+def test_reasoning_ends_where_it_ends_without_drafts(n_max, state_bytes):
     """Inside of what was drafted: a draft that goes on beyond the bound is refused."""
     want = bounded(None, n_max)
     assert want != WANT[:14]
     for p_right in (0.0, 0.7, 1.0):
         for answer in (want, WANT):
             speculation = always(KnowingDrafter({tuple(PROMPT): [answer]}, p_right=p_right), n=6)
-            assert bounded(speculation, n_max) == want
+            assert bounded(speculation, n_max, state_bytes) == want
 
 
 class Stalling:

@@ -4,13 +4,11 @@ import re
 
 import httpx
 import pytest
-from test_recurrent_llm import TEXT as RECURRENT
 
 from tiercel import LLM, SamplingParams
 from tiercel.api.http.app import make_app
 from tiercel.api.http.facade import EngineFacade
 from tiercel.api.http.settings import ServerSettings
-from tiercel.base.errors import ConfigError
 from tiercel.protocol.structured import StructuredOutputsParams
 from tiercel.testing.tiny_model import LATENT_CONFIG, write_tiny_model
 
@@ -95,15 +93,6 @@ def test_the_default_drafts_when_that_pays_and_changes_nothing(folder, plain):
         for name in ("greedy", "sampled", "told"):
             assert all_of(llm, CASES[name]) == plain[name], name
         assert "n_drafts" in llm.stats()
-
-
-def test_drafts_of_a_model_with_recurrent_state_are_refused_and_auto_does_without(tmp_path, caplog):
-    folder = str(write_tiny_model(tmp_path, config=RECURRENT))
-    with pytest.raises(ConfigError, match="recurrent state"):
-        LLM(folder, speculative="suffix", **SMALL)
-    with caplog.at_level("INFO"), LLM(folder, **SMALL) as llm:
-        assert llm.generate(["abc"], SamplingParams(max_tokens=3), use_tqdm=False)
-    assert "speculation: off" in caplog.text
 
 
 @pytest.mark.anyio

@@ -128,23 +128,6 @@ def test_a_pool_that_preempts_changes_nothing(folder):
         assert llm.stats()["n_accepted_tokens"] > 0
 
 
-def test_a_state_that_was_saved_among_drafts_outlives_the_engine_in_a_tier(folder, tmp_path):
-    patience = {"load_deadline_s": 600.0, "lookup_deadline_s": 600.0}
-    tiers = [{"type": "disk", "path": str(tmp_path), "capacity": "64MiB", "store_sights": 1} | patience]
-    with LLM(folder, speculative="off", **SMALL) as llm:
-        wanted = turns(llm)
-        if not llm.engine.plan.info.kv_bytes_per_token():
-            pytest.skip("tiers are for models with pages")
-    config = {"method": "ngram", "num_speculative_tokens": 6, "adaptive": False}
-    with LLM(folder, speculative_config=config, kv_tiers=tiers, **SMALL) as llm:
-        assert told(turns(llm, wanted)) == told(wanted)
-    with LLM(folder, speculative_config=config, kv_tiers=tiers, **SMALL) as llm:
-        found = turns(llm, wanted)
-    assert told(found) == told(wanted)
-    assert all(one.num_cached_tokens >= same.num_cached_tokens for one, same in zip(found, wanted, strict=True))
-    assert found[1].cached_by_tier["1:disk"] > 0
-
-
 def test_requests_that_are_left_in_the_middle_of_drafts_harm_no_other(folder, plain):
     with LLM(folder, speculative_config=SUFFIX, **SMALL) as llm:
         wanted = asked(llm, "greedy")

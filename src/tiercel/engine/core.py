@@ -493,7 +493,7 @@ class EngineCore:
         else:
             self._take_rows(step, result)
         if step.saves_inside:
-            self._scheduler.taken(step, _spans(result))
+            self._scheduler.taken(step, result)
         if self._in_flight:
             self._send_masks(self._in_flight[0])
 
@@ -758,14 +758,6 @@ class EngineCore:
         updates, self._updates = self._updates, []
         if updates and self._sink is not None:
             self._sink(updates)
-
-
-def _spans(result: StepResult) -> dict[int, tuple[int, int]]:
-    """Give which positions of each sequence of a step have rows, by place: from the first to behind the last."""
-    spans: dict[int, tuple[int, int]] = {}
-    for place, position in zip(result.row_seq.tolist(), result.row_pos.tolist(), strict=True):
-        spans[place] = spans.get(place, (position, 0))[0], position + 1
-    return spans
 
 
 def _lost(sequence_id: str, time_s: float, error: TiercelError) -> SequenceUpdate:

@@ -57,7 +57,7 @@ from tiercel.engine.states import PlannedSave, StateKeeper
 from tiercel.engine.tiers import ask_of
 from tiercel.kv.page_pool import PagePool
 from tiercel.kv.snapshots import Snapshot
-from tiercel.protocol.step import OWN_DRAFTS, Bools, Drafts, RunnerLimits, StepPlan
+from tiercel.protocol.step import OWN_DRAFTS, Bools, Drafts, RunnerLimits, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from tiercel.kv.tiers.page_tiers import PageTiers
@@ -163,7 +163,7 @@ class PlannedStep(Struct, eq=False):
         saves = [self.saves_inside.get(i) for i in range(len(self.sequences))]
         to = array("i", [-1 if save is None else save.snapshot.place_idx for save in saves])
         at = array("i", [0 if save is None else save.snapshot.n_tokens for save in saves])
-        return msgspec.structs.replace(drafts, save_to=to, save_at=at)
+        return msgspec.structs.replace(drafts, saves=(to, at))
 
     def _foretold_drafts(self) -> Drafts:
         if self.drafts_own:
@@ -265,10 +265,10 @@ class Scheduler:
             self._free_slots += [slot for fence, slot in self._held_slots if fence <= step.step_id]
             self._held_slots = [held for held in self._held_slots if held[0] > step.step_id]
 
-    def taken(self, step: PlannedStep, spans: dict[int, tuple[int, int]]) -> None:
-        """Note that a step with drafts has been seen to: `spans` says by place which positions it computed rightly."""
+    def taken(self, step: PlannedStep, result: StepResult) -> None:
+        """Note that the tokens of a step with drafts were taken: the states that it came by can be found."""
         if self.states is not None:
-            for sequence, snapshot in self.states.taken(step, spans):
+            for sequence, snapshot in self.states.taken(step, result):
                 self._offer_state(sequence, snapshot)
 
     def settle(self, step: PlannedStep, n_sampled: dict[int, int]) -> None:

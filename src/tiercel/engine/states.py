@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tiercel.engine.scheduler import PlannedStep
-    from tiercel.protocol.step import RunnerLimits
+    from tiercel.protocol.step import RunnerLimits, StepResult
 
 
 class Stop(Struct, frozen=True, eq=False):
@@ -178,12 +178,15 @@ class StateKeeper:
             return []
         return [(save.sequence, kept) for save in step.saves if (kept := self._keep(step, save)) is not None]
 
-    def taken(self, step: "PlannedStep", spans: "dict[int, tuple[int, int]]") -> list[tuple[Sequence, Snapshot]]:
-        """Note that a step's tokens are known, of which `spans` says by place which positions it computed rightly.
+    def taken(self, step: "PlannedStep", result: "StepResult") -> list[tuple[Sequence, Snapshot]]:
+        """Note that a step's tokens are known, and so where its states went.
 
         Returns: as `collected`.
         """
         found = []
+        spans: dict[int, tuple[int, int]] = {}  # of positions that were computed rightly, by place
+        for place, position in zip(result.row_seq.tolist(), result.row_pos.tolist(), strict=True):
+            spans[place] = spans.get(place, (position, 0))[0], position + 1
         for place, save in step.saves_inside.items():
             start, end = spans.get(place, (0, 0))
             if not start < save.snapshot.n_tokens <= end:

@@ -38,16 +38,14 @@ class Drafts(msgspec.Struct, frozen=True):
         seq_from    int32 [S]; -1: the sequence is computed as without drafts; OWN_DRAFTS: its own, seq_count is 0
         seq_count   int32 [S]; how many of its tokens are foretold
         token_ids   int32 [sum of seq_count], sequence by sequence
-        save_to     int32 [S]; a place for a copy of the sequence's recurrent state as it stands at position `save_at`;
+        saves       two int32 [S]: a place for a copy of the sequence's recurrent state as it stands at a position;
                     -1: none. Nothing is copied where the rows that count do not take it there. None: nobody has one
-        save_at     int32 [S]
     """
 
     seq_from: Ints
     seq_count: Ints
     token_ids: Ints
-    save_to: "Ints | None" = None
-    save_at: "Ints | None" = None
+    saves: "tuple[Ints, Ints] | None" = None
 
 
 class StepPlan(msgspec.Struct, frozen=True):

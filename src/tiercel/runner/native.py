@@ -230,10 +230,7 @@ class NativeRunner:
         """See `Runner.submit`. `given`, float32 [tokens, W], are the rows that a draft head's program takes."""
         if self._next_start is not None:
             self._check_starts(plan, self._next_start)
-        drafts, save = plan.drafts, None
-        if drafts is not None and drafts.save_to is not None:
-            assert drafts.save_at is not None, "runner.native: places for states, and not where they stand"
-            save = drafts.save_to, drafts.save_at
+        drafts = plan.drafts
         try:
             self._runner.submit(
                 plan.step_id,
@@ -246,7 +243,7 @@ class NativeRunner:
                 plan.seq_masked,
                 given,
                 None if drafts is None else (drafts.seq_from, drafts.seq_count, drafts.token_ids),
-                save,
+                None if drafts is None else drafts.saves,
                 plan.n_draft,
             )
         except ValueError as error:
@@ -282,9 +279,9 @@ class NativeRunner:
         return self._runner.n_bad_drafts()
 
     def _note_saves(self, drafts: Drafts) -> None:
-        if drafts.save_to is None or drafts.save_at is None:
+        if drafts.saves is None:
             return
-        for place_idx, n_tokens in zip(drafts.save_to.tolist(), drafts.save_at.tolist(), strict=True):
+        for place_idx, n_tokens in zip(*(column.tolist() for column in drafts.saves), strict=True):
             if place_idx >= 0:
                 self._saved_at[place_idx] = n_tokens
 

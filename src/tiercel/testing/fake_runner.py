@@ -482,8 +482,8 @@ class FakeRunner:
         if self._limits.state_bytes:
             end = start + len(kept)
             self._states.go_back(int(plan.seq_slot[s]), end)
-            if plan.drafts.save_to is not None and plan.drafts.save_at is not None:
-                place, at = int(plan.drafts.save_to[s]), int(plan.drafts.save_at[s])
+            if plan.drafts.saves is not None:
+                place, at = (int(column[s]) for column in plan.drafts.saves)
                 if place >= 0 and start < at <= end:
                     self._states.save(int(plan.seq_slot[s]), place, at)
         return kept, len(drafts)
@@ -557,9 +557,9 @@ def _is_drafting(plan: StepPlan) -> np.ndarray:
 
 def _saves_of(plan: StepPlan) -> list[int]:
     """Give the places that a step with drafts may save states in."""
-    if plan.drafts is None or plan.drafts.save_to is None:
+    if plan.drafts is None or plan.drafts.saves is None:
         return []
-    return [place for place in plan.drafts.save_to.tolist() if place >= 0]
+    return [place for place in plan.drafts.saves[0].tolist() if place >= 0]
 
 
 def fake_row(value: int, width: int) -> list[float]:

@@ -121,10 +121,12 @@ def _drafts_of(
 ) -> Drafts:
     each = [drafts.get(slot, (-1, ())) for slot in slots]
     ids = [i for _, foretold in each for i in foretold]
-    columns: list[list[int]] = [[first for first, _ in each], [len(foretold) for _, foretold in each], ids]
-    if saves is not None:
-        columns += map(list, zip(*(saves.get(slot, (-1, 0)) for slot in slots), strict=True))
-    return Drafts(*(np.array(column, np.int32) for column in columns))
+    columns = ([first for first, _ in each], [len(foretold) for _, foretold in each], ids)
+    seq_from, seq_count, token_ids = (np.array(column, np.int32) for column in columns)
+    if saves is None:
+        return Drafts(seq_from, seq_count, token_ids)
+    to, at = (np.array([saves.get(slot, (-1, 0))[i] for slot in slots], np.int32) for i in range(2))
+    return Drafts(seq_from, seq_count, token_ids, (to, at))
 
 
 class RunnerContract:
