@@ -33,6 +33,9 @@ def describe(row: Mapping[str, Any]) -> str:
             lines.append(
                 f"    {measure:<20} min {told[0]}  median {told[1]}  p95 {told[2]}  max {told[3]}  n {of_it['n']}"
             )
+        accepted = one["outputs"].get("accepted_by_position_frac")
+        if accepted is not None:
+            lines.append(f"    accepted by position {' '.join(f'{frac:.2f}' for frac in accepted) or 'none'}")
     for name, of_peer in row["ratios"].items():
         told = [f"{measure} {ratio:.2f}" for measure, ratio in of_peer.items()]
         lines.append(f"  {OURS} / {name}: " + ", ".join(told))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiercel.base.config import engine_options
 from tiercel.base.errors import ConfigError
@@ -18,6 +18,9 @@ from tiercel.base.units import parse_int_human
 from tiercel.cli import bench_serve
 from tiercel.cli.options import ENGINE_OPTIONS, add_engine_options, given_options
 from tiercel.cli.parsing import CommandParser, checked
+
+if TYPE_CHECKING:
+    import argparse
 
 _OPTIONS = tuple(option for option in ENGINE_OPTIONS if option.name not in ("seed", "skip_tokenizer_init"))
 
@@ -116,7 +119,7 @@ def add_results(parser: CommandParser) -> None:
     rows.add_argument("--json", action="store_true", help="write the row to standard output as JSON")
 
 
-def _add_numbers(parser: CommandParser, flags: Sequence[tuple[str, str]]) -> None:
+def _add_numbers(parser: "CommandParser | argparse._ArgumentGroup", flags: Sequence[tuple[str, str]]) -> None:
     import argparse
 
     for flag, does in flags:
@@ -222,6 +225,7 @@ def _configure_latency(parser: CommandParser) -> None:
         ),
     )
     _add_step_overhead(parser)
+    _add_speculative(parser)
     _add_field(parser, n_rounds=30, n_warmups=10)
 
 
@@ -230,9 +234,37 @@ def _execute_latency(args: Any, command: str) -> int:
 
     case = _case(args, "latency")
     share = dict(case.work)
+    if getattr(args, "compare_speculative", share.get("compare_speculative", False)):
+        from tiercel.bench import speculative
+
+        who = _field_alone(args, share, "latency --compare-speculative")
+        pair = _work(speculative.SpeculativeWork, args, case.name, share)
+        return _finish(args, speculative.bench(who, _told(case, command), pair, on_note=bench_serve.note))
     who = _field(args, share)
     work = _work(latency.LatencyWork, args, case.name, share)
     return _finish(args, latency.bench(who, _told(case, command), work, on_note=bench_serve.note))
+
+
+def _add_speculative(parser: CommandParser) -> None:
+    import argparse
+
+    group = parser.add_argument_group("speculation")
+    group.add_argument(
+        "--compare-speculative",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="let the same engine answer without speculation too, in turns, and say what that brings",
+    )
+    group.add_argument(
+        "--text",
+        metavar="KIND",
+        default=argparse.SUPPRESS,
+        help="with it, what is asked: chat, edit or extract (default: chat)",
+    )
+    _add_numbers(
+        group,
+        (("n-behind", "with it, time the first token of a prompt that comes while so many streams decode"),),
+    )
 
 
 def _add_step_overhead(parser: CommandParser) -> None:

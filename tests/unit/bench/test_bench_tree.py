@@ -18,6 +18,7 @@ from tiercel.bench.latency import LatencyWork
 from tiercel.bench.ops import OpsWork
 from tiercel.bench.peers import Peer, PeerFailed, about, peer_command
 from tiercel.bench.served import ServedWork
+from tiercel.bench.speculative import SpeculativeWork
 from tiercel.bench.throughput import ThroughputWork
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -42,7 +43,8 @@ def names(kind):
 def test_a_case_says_what_it_measures_and_its_traps(path):
     bench = next(name for name in WORKS if f'bench = "{name}"' in path.read_text())
     case = load_case(path, bench)
-    assert set(case.work) <= names(WORKS[bench]) | names(EngineOptions) | SHARED
+    work = SpeculativeWork if case.work.get("compare_speculative") else WORKS[bench]
+    assert set(case.work) <= names(work) | names(EngineOptions) | SHARED
     assert case.kind == "info" or case.reach
     assert path.read_text().startswith("# ")
 
