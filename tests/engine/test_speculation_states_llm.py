@@ -81,7 +81,7 @@ def test_drafts_that_are_right_wrong_and_partly_right_change_nothing(folder, pla
             counts = llm.stats()
             if p_right == 1.0:
                 assert counts["n_accepted_tokens"] > 0.8 * counts["n_draft_tokens"]
-                assert sum(counts["n_accepted_by_position"][n - 1 :]) > 0  # whole windows
+                assert sum(counts["n_accepted_by_position"][min(n, 12) - 1 :]) > 0  # far into windows
 
 
 def turns(llm, script=None):
@@ -137,7 +137,7 @@ def test_requests_that_are_left_in_the_middle_of_drafts_harm_no_other(folder, pl
             handles = [llm.client.submit(prompt, params) for prompt in PROMPTS[:3]]
             for handle in handles[:2]:
                 for _ in range(n_read):
-                    next(handle)
+                    next(handle, None)  # it may have ended: what nobody read meanwhile comes in one piece
                 handle.close()
             assert all_of(llm, CASES["greedy"]) == plain["greedy"]
             handles[2].close()
