@@ -25,4 +25,5 @@ void bind_probe(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
 void bind_suffix_tree(nanobind::module_& m);
 void bind_files(nanobind::module_& m);
+void bind_draft_head(nanobind::module_& m);
 } // namespace tiercel

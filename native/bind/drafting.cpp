@@ -23,6 +23,9 @@ std::unique_ptr<Drafting> DraftRecording::make(const KvPool& pool, int64_t n_slo
   const int64_t n_rows = setup.kind == DraftKind::Block ? n_slots * setup.n_block_rows : n_slots;
   if (max_tokens < n_rows || max_rows < n_slots * (setup.kind == DraftKind::Block ? setup.n_block_rows - setup.first_logits_row : 1))
     throw nb::value_error("Drafting: fewer rows than its passes have");
+  if (head->target_vocab() != n_token_ids) throw nb::value_error("Drafting: the head drafts for another vocabulary than the target's");
+  if (head->reads_hidden() && (!setup.gives_hidden || head->hidden_width() * 4 > setup.hidden.stride_bytes))
+    throw nb::value_error("Drafting: the head reads wider rows than the drafter's program gives out");
   recording.program->seal(arena_bytes, pool, logits, head->vocab(), max_tokens, max_rows, n_slots, max_len);
   const bool is_chain = setup.kind == DraftKind::Chain;
   if (is_chain != (recording.program->given_width() > 0) || recording.program->given_width() * 4 > setup.target_hidden.stride_bytes)
@@ -31,14 +34,6 @@ std::unique_ptr<Drafting> DraftRecording::make(const KvPool& pool, int64_t n_slo
 }
 
 void bind_drafting(nb::module_& m) {
-  nb::class_<DraftHead>(m, "DraftHead", "Picks drafts from logits; see draft_head.hpp.")
-      .def(
-          "__init__",
-          [](DraftHead* self, int64_t vocab) {
-            if (vocab < 1) throw nb::value_error("DraftHead: needs a vocabulary");
-            new (self) DraftHead(vocab, kernel_level(n_kernel_levels() - 1)->argmax);
-          },
-          "vocab"_a);
   nb::class_<DraftRecording>(m, "Drafting", "A drafter for one StepRunner: a program over its pages, and how drafts are picked.")
       .def(
           "__init__",

@@ -12,4 +12,5 @@ NB_MODULE(_core, m) {
   tiercel::bind_experts(m);
   tiercel::bind_suffix_tree(m);
   tiercel::bind_files(m);
+  tiercel::bind_draft_head(m);
 }

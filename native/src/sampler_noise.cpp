@@ -62,6 +62,18 @@ void block_words(Key key, int64_t block, uint32_t* words) {
   }
 }
 
+uint32_t word_of(Key key, int64_t id) {
+  uint32_t c[4] = {static_cast<uint32_t>(id / kBlock * kLanes + id % kLanes), key.position, 0, 0};
+  uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
+  for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+    const uint64_t p0 = uint64_t{c[0]} * 0xD2511F53u, p1 = uint64_t{c[2]} * 0xCD9E8D57u;
+    const uint32_t next[4] = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
+                              static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
+    for (int i = 0; i < 4; ++i) c[i] = next[i];
+  }
+  return c[id / kLanes % 4];
+}
+
 double gumbel(uint32_t word) {
   const double u = (static_cast<double>(word) + 0.5) * 0x1p-32;
   return -sampler_math::log(-sampler_math::log(1.0 - u));

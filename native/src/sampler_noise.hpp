@@ -16,6 +16,9 @@ struct Key {
 // The random words of token ids block * 64 .. block * 64 + 64.
 void block_words(Key key, int64_t block, uint32_t* words);
 
+// The word of one token id.
+uint32_t word_of(Key key, int64_t id);
+
 // Noise of one word.
 double gumbel(uint32_t word);
 

@@ -49,7 +49,7 @@ class Pair:
             program,
             self.kind,
             self.n_draft_max,
-            _native.DraftHead(program.output.width),
+            _native.make_draft_head("plain", program.output.width, self.target.output.width, {}),
             self.n_block_rows,
             self.first_logits_row,
             self.mask_token_id,

@@ -564,6 +564,10 @@ struct KernelTable {
   void (*gate_norm)(const GateNormArgs&, const ThreadCtx&);
   void (*block_conv)(const BlockConvArgs&, const StepView&, const ThreadCtx&);
   void (*scale)(const ScaleArgs&, const ThreadCtx&);
+  // y[i] = rows[i, :k] . x for n rows, one behind the other.
+  void (*row_products)(const float* rows, int64_t n, int64_t k, const float* x, float* y);
+  // The sum of e^(x[i] - largest), n numbers up to `largest`.
+  float (*exp_sum)(const float* x, int64_t n, float largest);
 };
 
 // The tables that this build holds and this processor can run, weakest first. Never empty. Thread-safe.

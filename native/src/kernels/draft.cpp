@@ -1,7 +1,12 @@
-// What drafters do beside what models do: rows of a block mixed with those before them, and rows times a number.
+// What drafters do beside what models do: rows of a block mixed with those before them, rows times a number; and what picks drafts:
+// products of rows with one vector, and sums of exponentials.
 //
-// Order that is contract: y = (base[0] + delta[0]) * x[i], then for each further tap, ascending, y = fma(base[t] + delta[t], x[i - t], y).
-// With base 1, 0, .. and delta 0, y is x to the bit.
+// Orders that are contract:
+//   block_conv    y = (base[0] + delta[0]) * x[i], then for each further tap, ascending, y = fma(base[t] + delta[t], x[i - t], y). With
+//                 base 1, 0, .. and delta 0, y is x to the bit.
+//   row_products  vector j of a row goes into accumulator j % 4 by fma, lanes past the end count as zero; then (0 + 1) + (2 + 3) and
+//                 reduce_add's tree.
+//   exp_sum       the same, of exponentials.
 #include "rows.hpp"
 #include "table.hpp"
 
@@ -66,6 +71,33 @@ void scale(const ScaleArgs& a, const ThreadCtx& ctx) {
       store_some(x + i, mul(load_some(x + i, n), factor), n);
     }
   }
+}
+
+void row_products(const float* rows, int64_t n, int64_t k, const float* x, float* y) {
+  for (int64_t i = 0; i < n; ++i, rows += k) {
+    F16v acc[4] = {zero(), zero(), zero(), zero()};
+    int64_t c = 0;
+    for (; c + 64 <= k; c += 64)
+      for (int j = 0; j < 4; ++j) acc[j] = fma(load(rows + c + 16 * j), load(x + c + 16 * j), acc[j]);
+    for (int j = 0; c < k; c += 16, ++j) {
+      const int left = lanes_left(c, k);
+      acc[j] = fma(load_some(rows + c, left), load_some(x + c, left), acc[j]);
+    }
+    y[i] = reduce_add(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
+  }
+}
+
+float exp_sum(const float* x, int64_t n, float largest) {
+  F16v acc[4] = {zero(), zero(), zero(), zero()};
+  const F16v top = set1(largest);
+  int64_t i = 0, j = 0;
+  for (; i + 16 <= n; i += 16, ++j) acc[j % 4] = add(exp(sub(load(x + i), top)), acc[j % 4]);
+  if (i < n) {
+    float rest[16];
+    store(rest, exp(sub(load_n(x + i, static_cast<int>(n - i)), top)));
+    acc[j % 4] = add(load_n(rest, static_cast<int>(n - i)), acc[j % 4]);
+  }
+  return reduce_add(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
 }
 
 } // namespace tiercel::TIERCEL_LEVEL

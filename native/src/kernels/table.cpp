@@ -41,6 +41,8 @@ const KernelTable table = {
     gate_norm,
     block_conv,
     scale,
+    row_products,
+    exp_sum,
 };
 
 } // namespace tiercel::TIERCEL_LEVEL

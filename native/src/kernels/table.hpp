@@ -61,5 +61,7 @@ void residual_mix(const ResidualMixArgs&, const ThreadCtx&);
 // draft.cpp
 void block_conv(const BlockConvArgs&, const StepView&, const ThreadCtx&);
 void scale(const ScaleArgs&, const ThreadCtx&);
+void row_products(const float* rows, int64_t n, int64_t k, const float* x, float* y);
+float exp_sum(const float* x, int64_t n, float largest);
 
 } // namespace tiercel::TIERCEL_LEVEL

@@ -6,7 +6,7 @@ is written to must have exactly the type named here; others are converted.
 
 import mmap
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -302,9 +302,6 @@ def make_kv(
     latent_layers: Sequence[int] = ...,
 ) -> KvMemory: ...
 
-class DraftHead:
-    def __init__(self, vocab: int) -> None: ...
-
 class Drafting:
     def __init__(
         self,
@@ -431,6 +428,33 @@ def make_sampler_params(
     bad_words: Sequence[Sequence[int]] = [],
     told_ids: Sequence[int] = [],
 ) -> SamplerParams: ...
+
+class DraftHead:
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def hidden_width(self) -> int: ...
+    def pick(
+        self,
+        logits: _Floats,
+        hidden: _Floats | None,
+        anchor: int,
+        params: SamplerParams | None = None,
+        position: int = 0,
+    ) -> tuple[list[int], list[float]]: ...
+
+def make_draft_head(
+    kind: str,
+    vocab: int,
+    target_vocab: int,
+    weights: Mapping[str, _AnyFloats],
+    *,
+    markov: str = "vanilla",
+    topk: int = 0,
+    confidence_reads_markov: bool = False,
+    d2t: _AnyInts | None = None,
+    level: int | None = None,
+) -> DraftHead: ...
 
 # Doors for tests: the engine replays programs and never comes this way.
 
