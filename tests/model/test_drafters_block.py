@@ -1,11 +1,11 @@
 """DFlash, DFlash2 and DSpark against their formulas in numpy, by the definitions of ops and lowered for the core."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny_drafters as tiny
-from conftest import FIXTURES
 from tiny_drafters import Block, E, L, V, draft_config, draft_tensors, write_drafter
 
 from tiercel import _native
@@ -21,6 +21,7 @@ from tiercel.runner.reference import Chunk, ReferenceExecutor
 from tiercel.testing.fill import fill_by_name, tiny_checkpoint
 from tiercel.testing.native import float_tensors, native_logits, native_runner
 
+FIXTURES = Path(__file__).parent / "fixtures"
 IDS = np.random.default_rng(5).integers(0, V - 1, 23).tolist()
 LOWERINGS = {
     "recorded": lambda p: p,

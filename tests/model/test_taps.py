@@ -1,11 +1,11 @@
 """Taps: the residual streams that drafters read, against models cut off after the tapped layer."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import FIXTURES
 
 from tiercel.base.errors import UnsupportedModel
 from tiercel.models.registry import build_model
@@ -16,6 +16,7 @@ from tiercel.runner.reference import Chunk, ReferenceExecutor
 from tiercel.testing.fill import tiny_checkpoint
 from tiercel.testing.native import float_tensors, native_logits, native_runner
 
+FIXTURES = Path(__file__).parent / "fixtures"
 MODELS = [
     *("llama_rope_llama3_tied", "qwen2_yarn_window", "qwen3", "gemma3_pattern_3_softcap", "qwen3_moe", "gpt_oss"),
     *("smollm3_nope", "deepseek_v3_experts", "qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "kimi_linear"),
