@@ -139,6 +139,31 @@ def steps(title: str, series: Sequence[tuple[str, Sequence[float]]], unit: str) 
     return svg(parts, width, height)
 
 
+def lines(title: str, series: Sequence[tuple[str, Sequence[float], Sequence[float]]], x_name: str) -> str:
+    """Return the picture of values over numbers, from zero on: for each series its name, its xs and its ys."""
+    width, height, left, right, top, bottom = 460, 260, 50, 16, 36, 40
+    x_most = max((x for _, xs, _ in series for x in xs), default=0.0) or 1.0
+    y_most = max((y for _, _, ys in series for y in ys), default=0.0) or 1.0
+    parts = [_words(left, 20, title, size=14)]
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x / x_most * (width - left - right), height - bottom - y / y_most * (height - top - bottom)
+
+    for i in range(math.floor(y_most / _round_step(y_most)) + 1):
+        tick = i * _round_step(y_most)
+        x, y = at(0, tick)
+        parts += [_line([(x, y), at(x_most, tick)], "#ddd"), _words(x - 6, y + 4, f"{tick:g}", end=True)]
+    for i in range(math.floor(x_most / _round_step(x_most)) + 1):
+        x, y = at(i * _round_step(x_most), 0)
+        parts.append(_words(x, y + 16, f"{i * _round_step(x_most):g}", middle=True))
+    parts.append(_words(width - right, height - 6, x_name, end=True))
+    for i, (name, xs, ys) in enumerate(series):
+        colour = COLOURS[i % len(COLOURS)]
+        parts.append(_line([at(x, y) for x, y in zip(xs, ys, strict=True)], colour, width=2))
+        parts.append(_words(width - right, height - bottom - 14 * (len(series) - i), name, end=True, colour=colour))
+    return svg(parts, width, height)
+
+
 def _round_step(most: float) -> float:
     """Return 1, 2 or 5 times a power of ten, of which at most five fit below `most`."""
     power = 10.0 ** math.floor(math.log10(most / 5))
