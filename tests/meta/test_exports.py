@@ -43,3 +43,8 @@ def test_the_engine_loads_neither_torch_nor_a_server():
     loaded = loaded_after("import tiercel.boot, tiercel.engine.client, tiercel.runner.native, tiercel.llm.llm")
     later = {"tokenizers", "jinja2", "huggingface_hub", "rich", "tqdm", "starlette", "uvicorn", "prometheus_client"}
     assert loaded & {"torch", "transformers", *later} == set()
+
+
+def test_the_command_that_trains_looks_for_torch_before_it_loads_it():
+    loaded = loaded_after("import tiercel.cli.train_drafter, tiercel.train.run")
+    assert "torch" not in loaded

@@ -59,6 +59,7 @@ STATUSES: Final[Mapping[type[errors.TiercelError], int]] = {
     errors.RequestFailed: 500,
     errors.NoTokenAllowed: 400,  # seen only when the text came there, and yet of the request alone
     errors.FormFailed: 400,
+    errors.TrainingFailed: 500,  # of a command; no server trains
     errors.OutOfPages: 500,
     errors.EngineDead: 500,
 }

@@ -73,6 +73,10 @@ class FormFailed(RequestFailed):
     """A request's form cost more than its bound while its answer was made: the form's doing, and no server's fault."""
 
 
+class TrainingFailed(TiercelError, RuntimeError):
+    """Training a drafter went wrong by itself: its numbers are none any more. What was saved before is kept."""
+
+
 class OutOfPages(TiercelError, MemoryError):
     """The page pool cannot hold what is asked of it."""
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "list": ("tiercel.cli.list_", "list the models that have a short name, and those that are here"),
     "show": ("tiercel.cli.show", "describe a model: its shape, program, and kernels"),
     "cache": ("tiercel.cli.cache", "look after the keys and values that are kept on disk"),
+    "train-drafter": ("tiercel.cli.train_drafter", "make a draft model that speeds a target up"),
     "bench": ("tiercel.cli.bench", "measure speed, memory and start-up, beside other engines"),
     "env": ("tiercel.cli.env", "describe this machine and installation, for a bug report"),
 }

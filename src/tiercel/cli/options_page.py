@@ -8,6 +8,7 @@ from tiercel.base.config import engine_rows
 from tiercel.base.env import HONOURED
 from tiercel.base.options import Option
 from tiercel.cli.help import default_text
+from tiercel.train.options import train_rows
 
 _HEAD = """# Options
 
@@ -27,6 +28,7 @@ def page() -> str:
     engine = (*engine_rows(), *engine_rows("source"))
     lines += _tables("The engine", "of run, serve, run-batch and bench, and of Python", engine)
     lines += _tables("The server", "of serve; those about chats and limits of run-batch too", server_rows())
+    lines += _tables("Training", "of train-drafter; flags only", train_rows())
     lines += [
         "## Environment",
         "",
