@@ -68,7 +68,12 @@ class Timed(FakeRunner):
 
 def bench_of(drafter, *, n=3, rows=20, row_ns=0, draft_ns=0, **changes):
     limits = make_limits(
-        max_logits_rows=64 + rows, max_step_tokens=64 + rows, n_draft_max=n, max_len_tokens=4000, n_pages=4000
+        max_logits_rows=64 + rows,
+        max_step_tokens=64 + rows,
+        n_draft_max=n,
+        draft_reach_tokens=n,
+        max_len_tokens=4000,
+        n_pages=4000,
     )
     runner = Timed(limits, row_ns=row_ns, draft_ns=draft_ns, drafter=drafter)
     speculation = own(n, tell=runner.set_draft_policy, **changes)
@@ -197,7 +202,9 @@ def test_confidences_that_are_no_numbers_are_counted_and_in_the_end_the_drafter_
 
 
 def test_a_sequence_without_room_for_drafts_is_decoded_and_nobody_is_preempted_for_them():
-    limits = make_limits(max_logits_rows=84, max_step_tokens=84, n_draft_max=5, n_pages=14, n_slots=2)
+    limits = make_limits(
+        max_logits_rows=84, max_step_tokens=84, n_draft_max=5, draft_reach_tokens=5, n_pages=14, n_slots=2
+    )
     runner = Timed(limits, drafter=right)
     bench = Bench(runner=runner, speculation=own(5, is_adaptive=False), max_draft_rows=20)
     for name in ("a", "b"):

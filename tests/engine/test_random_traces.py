@@ -117,6 +117,7 @@ roomy_setups = st.builds(
 def make_bench(setup, *, speculation=None, max_draft_rows=0, n_draft_max=0, **runner_options):
     limits = make_limits(
         n_draft_max=n_draft_max,
+        draft_reach_tokens=n_draft_max,
         n_slots=setup.n_slots,
         n_pages=setup.n_pages,
         page_size_tokens=setup.page_size,

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from tiercel.base.errors import ConfigError, RequestFailed
 from tiercel.bench import machine, ours, texts
@@ -31,9 +31,6 @@ from tiercel.bench.contest import Request, Run, fault_of
 from tiercel.bench.offline import Field, Told, make_row
 from tiercel.bench.prompts import random_requests
 from tiercel.bench.rows import OURS, Contestant, Row, spread
-
-if TYPE_CHECKING:
-    from tiercel.engine.speculation import Speculation
 
 PLAIN: Final = "without"
 _COUNTS: Final = ("n_drafts", "n_draft_tokens", "n_accepted_tokens")
@@ -106,7 +103,11 @@ class LocalPair:
         if "n_drafts" not in stats:
             self._llm.close()
             raise ConfigError("bench latency: compare-speculative: nothing is speculated with these options; name how")
-        self._speculation = self._llm.engine.speculation
+        from tiercel.engine.speculation import Speculation
+
+        found = self._llm.engine.speculation
+        # A drafter in the steps of its target has layers in its pages: without it is another engine.
+        self._speculation = found if isinstance(found, Speculation) else None
         if self._speculation is None:
             self._other = LLM(model, **{**options, "speculative": "off", "speculative_config": {}})
             self._without = ours.OurEngine(self._other)
@@ -123,7 +124,7 @@ class LocalPair:
         if self._speculation is not None and self._is_paused == speculates:
             self._is_paused = not speculates
             done = threading.Event()
-            self._llm.client.core.call_soon(partial(_pause, self._speculation, done, is_paused=self._is_paused))
+            self._llm.client.core.call_soon(partial(_pause, self._speculation.pause, done, is_paused=self._is_paused))
             done.wait()
         return self._with if speculates else self._without
 
@@ -161,8 +162,8 @@ class LocalPair:
             self._other.close()
 
 
-def _pause(speculation: "Speculation", done: threading.Event, *, is_paused: bool) -> None:
-    speculation.pause(is_paused=is_paused)
+def _pause(pause: Callable[..., None], done: threading.Event, *, is_paused: bool) -> None:
+    pause(is_paused=is_paused)
     done.set()
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tiercel.engine.client import EngineClient
     from tiercel.engine.config import EngineConfig
+    from tiercel.engine.own_drafts import OwnDrafts
     from tiercel.engine.pooling import Pooler
     from tiercel.engine.speculation import Speculation
     from tiercel.kv.tiers.placed import MakeTiers
@@ -45,12 +46,12 @@ class Engine(msgspec.Struct, frozen=True):
     client: "EngineClient"
     tokenizer: "Tokenizer | None"
     conversations: "Conversations"
-    speculation: "Speculation | None" = None  # of the engine's thread
+    speculation: "Speculation | OwnDrafts | None" = None  # of the engine's thread
 
     def close(self) -> None:
         """Abort what runs, stop the threads, give back memory. Idempotent."""
         self.client.close()
-        self.plan.checkpoint.close()
+        self.plan.close()
 
 
 def _tell_unread() -> None:
@@ -79,7 +80,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
 
     plan = start.plan() or make_plan(options, resolved)
     draft: Plan | None = None
-    speculation: Speculation | None = None
+    speculation: Speculation | OwnDrafts | None = None
     try:
         _ = plan.generation_defaults  # a folder without any is told before weights are packed
         if on_plan is not None:
@@ -92,7 +93,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
         try:
             tokenizer, conversations = text()
             drafter = None if draft is None else make_draft_model(plan, draft, tokenizer)
-            speculation = make_speculation(plan, runner.limits.vocab_size, drafter)
+            speculation = make_speculation(plan, runner, drafter)
             core = EngineCore(
                 runner,
                 engine_config(plan),
@@ -117,7 +118,7 @@ def build_engine(options: EngineOptions, *, on_plan: Callable[[Plan], None] | No
             runner.close()
             raise
     except BaseException:
-        plan.checkpoint.close()
+        plan.close()
         if draft is not None:
             draft.checkpoint.close()
         raise

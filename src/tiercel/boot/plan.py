@@ -11,12 +11,14 @@ from tiercel.base import machine
 from tiercel.base.config import EngineOptions
 from tiercel.base.errors import ConfigError, OutOfPages
 from tiercel.base.units import GIB
+from tiercel.boot.drafter import PlannedDrafter, kind_of, open_drafter_for, usual_number
 from tiercel.hub.resolve import ResolvedModel, resolve
 from tiercel.quant.formats import Format
 
 if TYPE_CHECKING:
     from tiercel.loaders.checkpoint import Checkpoint
     from tiercel.loaders.sentence_files import SentenceFiles
+    from tiercel.models.drafters.checkpoint import DraftCheckpoint
     from tiercel.models.info import ModelInfo
     from tiercel.models.model import Model
     from tiercel.models.pooling import PoolingSpec
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tiercel.ops.place import Placement
     from tiercel.ops.program import Program
     from tiercel.runner import capacity as sizing
+    from tiercel.spec.settings import SpeculationSettings
 
 _FLOATS = (Format.F32, Format.F16, Format.BF16)
 _DTYPE_FORMATS = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
@@ -51,6 +54,13 @@ class Plan(msgspec.Struct, frozen=True):
     identity: str  # digest of all that decides the model's numbers
     placement: "Placement | None" = None  # of `lowered`, if it is known already
     pooling: "PoolingSpec | None" = None  # of a model that pools
+    drafter: "PlannedDrafter | None" = None  # a model that drafts in this one's steps
+
+    def close(self) -> None:
+        """Release the files."""
+        self.checkpoint.close()
+        if self.drafter is not None:
+            self.drafter.checkpoint.close()
 
     @property
     def model(self) -> "Model":
@@ -60,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def program(self) -> "Program":
         """The program as it is recorded; `lowered` is made of it."""
-        return _record(self.options, self.checkpoint, self.model, self.capacity.max_len_tokens)
+        return _record(self.options, self.checkpoint, self.model, self.capacity.max_len_tokens, self.drafter)
 
     @property
     def generation_defaults(self) -> dict[str, Any]:
@@ -140,13 +150,66 @@ def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint
     check_weights(model, checkpoint.tensors)
     _check_dtype(options.dtype, checkpoint, model.expected_weights())
     info, pooling = _pooling_of(model, files)
-    capacity = capacity_of(options, info)
-    program = _record(options, checkpoint, model, capacity.max_len_tokens)
-    # The program's text holds the config, the formats and the rotary tables: all arithmetic but the weights' values.
-    identity = hashlib.sha256(f"{checkpoint.digest()}\n{options.compute_dtype}\n{program.text()}".encode()).hexdigest()
-    n_threads = options.threads or machine.usable_cpus()
-    lowered = lower_and_fuse(program)
-    return Plan(options, resolved, checkpoint, info, lowered, capacity, n_threads, identity, pooling=pooling)
+    opened = open_drafter_for(options, settings_of(options), model, checkpoint)
+    try:
+        if opened is not None:
+            info = opened.model.extended(info)
+        capacity = capacity_of(options, info)
+        drafter = None if opened is None else _plan_drafter(options, opened, checkpoint, model, capacity.max_len_tokens)
+        program = _record(options, checkpoint, model, capacity.max_len_tokens, drafter)
+        # The text holds the config, the formats and the rotary tables: all arithmetic but the weights' values.
+        decided = f"{checkpoint.digest()}\n{options.compute_dtype}\n{program.text()}"
+        if drafter is not None:  # whose keys and values are in the pages
+            decided += f"\n{drafter.checkpoint.digest}\n{drafter.text}"
+        identity = hashlib.sha256(decided.encode()).hexdigest()
+        n_threads = options.threads or machine.usable_cpus()
+        lowered = lower_and_fuse(program)
+    except BaseException:
+        if opened is not None:
+            opened.close()
+        raise
+    return Plan(
+        options, resolved, checkpoint, info, lowered, capacity, n_threads, identity, pooling=pooling, drafter=drafter
+    )
+
+
+def settings_of(options: EngineOptions) -> "SpeculationSettings":
+    """Return what a person says about speculation.
+
+    Raises: ConfigError: an option is unknown or out of its range.
+    """
+    from tiercel.spec.settings import SpeculationSettings
+
+    return SpeculationSettings.from_options(options.speculative, _with_method(options))
+
+
+def _with_method(options: EngineOptions) -> Mapping[str, Any]:
+    """Name the kind of a drafter that is named by its folder only, as vLLM does: by its config."""
+    config = options.speculative_config
+    if "model" not in config or "method" in config or not isinstance(config["model"], str):
+        return config
+    return {**config, "method": kind_of(options, config["model"])}
+
+
+def _plan_drafter(
+    options: EngineOptions, opened: "DraftCheckpoint", checkpoint: "Checkpoint", model: "Model", max_len_tokens: int
+) -> "PlannedDrafter":
+    from tiercel.models.drafters.checkpoint import usual_weights
+    from tiercel.ops.passes import lower_and_fuse
+    from tiercel.ops.recorder import ComputeDtype
+
+    settings, drafter = settings_of(options), opened.model
+    weights = usual_weights(model, checkpoint.tensors)
+    shared = {name: checkpoint.tensors[name].shape for name in drafter.shared_weights()}
+    program = drafter.record_draft(
+        {**planned_tensors(checkpoint, shared, options.quantization), **opened.planned(weights)},
+        first=model.info.next_layer,
+        compute_dtype=ComputeDtype.FLOAT32 if options.compute_dtype == "float32" else ComputeDtype.AUTO,
+        max_len_tokens=max_len_tokens,
+        norm_weights_include_one=checkpoint.norm_weights_include_one,
+    )
+    n_draft = settings.n_tokens_max if settings.says_n_tokens else usual_number(drafter)
+    return PlannedDrafter(opened, lower_and_fuse(program), weights, n_draft, program.text(), model.info.vocab_size)
 
 
 def _model_of(runner: str, checkpoint: "Checkpoint") -> "tuple[Model, SentenceFiles | None]":
@@ -217,11 +280,21 @@ def capacity_of(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
     return capacity
 
 
-def _record(options: EngineOptions, checkpoint: "Checkpoint", model: "Model", max_len_tokens: int) -> "Program":
+def _record(
+    options: EngineOptions,
+    checkpoint: "Checkpoint",
+    model: "Model",
+    max_len_tokens: int,
+    drafter: "PlannedDrafter | None" = None,
+) -> "Program":
     from tiercel.ops.recorder import ComputeDtype
 
+    tensors: dict[str, Any] = {**planned_tensors(checkpoint, model.expected_weights(), options.quantization)}
+    if drafter is not None:
+        tensors |= drafter.checkpoint.planned(drafter.weights)
     return model.record(
-        planned_tensors(checkpoint, model.expected_weights(), options.quantization),
+        tensors,
+        drafter=None if drafter is None else drafter.checkpoint.model,
         compute_dtype=ComputeDtype.FLOAT32 if options.compute_dtype == "float32" else ComputeDtype.AUTO,
         max_len_tokens=max_len_tokens,
         norm_weights_include_one=checkpoint.norm_weights_include_one,

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tiercel.base.errors import ConfigError, OutOfPages, TiercelError
+from tiercel.boot.drafter import drafting_of
 from tiercel.boot.plan import Plan
 from tiercel.boot.speculation import n_draft_rows
 
@@ -21,8 +22,9 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
     from tiercel.runner.weights import PackedWeightStore
 
     _tell_quantization(plan.checkpoint)
+    tensors = plan.checkpoint.tensors
     weights = PackedWeightStore(
-        plan.checkpoint.tensors,
+        tensors if plan.drafter is None else tensors.with_others(plan.drafter.checkpoint.tensors),
         expand_to_f32=plan.is_float32_compute,
         n_threads=plan.n_threads,
         releases=True,
@@ -40,7 +42,8 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
         max_draft_rows=n_drafts,
     )
     try:
-        return NativeRunner(plan.lowered, weights, plan.capacity, settings, plan.placement)
+        drafting = None if plan.drafter is None else drafting_of(plan.drafter)
+        return NativeRunner(plan.lowered, weights, plan.capacity, settings, plan.placement, drafting)
     except TiercelError:
         raise
     except MemoryError as error:

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tiercel.base.errors import ConfigError
-from tiercel.boot.plan import Plan
+from tiercel.boot.plan import Plan, settings_of
 
 if TYPE_CHECKING:
+    from tiercel.engine.own_drafts import OwnDrafts
     from tiercel.engine.speculation import Speculation
+    from tiercel.runner.native import NativeRunner
     from tiercel.spec.drafters.interface import Drafter
     from tiercel.spec.settings import SpeculationSettings
 
@@ -18,9 +20,9 @@ def speculation_settings(plan: Plan) -> "SpeculationSettings":
 
     Raises: ConfigError: what was asked for is not there, or not for this model.
     """
-    from tiercel.spec.settings import SpeculationSettings
-
-    settings = SpeculationSettings.from_options(plan.options.speculative, plan.options.speculative_config)
+    settings = settings_of(plan.options)
+    if plan.drafter is not None:
+        settings = msgspec.structs.replace(settings, n_tokens_max=plan.drafter.n_draft)
     cannot = _why_no_drafts(plan)
     if cannot is None or settings.method is None:
         return settings
@@ -40,8 +42,10 @@ def n_draft_rows(plan: Plan) -> int:
     return speculation_settings(plan).n_rows_max(plan.capacity.max_num_seqs)
 
 
-def make_speculation(plan: Plan, vocab_size: int, drafter: "Drafter | None" = None) -> "Speculation | None":
-    """Make what an engine speculates with; None: nothing is speculated. `drafter`: one that is a model."""
+def make_speculation(
+    plan: Plan, runner: "NativeRunner", drafter: "Drafter | None" = None
+) -> "Speculation | OwnDrafts | None":
+    """Make what an engine speculates with; None: nothing is speculated. `drafter`: a model driven between steps."""
     settings = speculation_settings(plan)
     if settings.method is None:
         if plan.pooling is None and not settings.is_asked:
@@ -49,6 +53,10 @@ def make_speculation(plan: Plan, vocab_size: int, drafter: "Drafter | None" = No
 
             logging.getLogger(__name__).info("speculation: off, as %s", _why_no_drafts(plan))
         return None
+    if settings.is_own:
+        from tiercel.engine.own_drafts import OwnDrafts
+
+        return OwnDrafts(settings, n_draft_max=runner.limits.n_draft_max, tell=runner.set_draft_policy)
     from tiercel.engine.speculation import Speculation
 
-    return Speculation(drafter or settings.make_drafter(), settings, vocab_size=vocab_size)
+    return Speculation(drafter or settings.make_drafter(), settings, vocab_size=runner.limits.vocab_size)

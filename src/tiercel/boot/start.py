@@ -29,7 +29,10 @@ class Start:
         # With a quantization, packing is not all there is to do. A folder is not kept (see `ready`).
         if options.quantization not in (None, "none") or resolved.path.suffix != ".gguf":
             return
-        if options.runner == "pooling":  # which a kept plan does not know
+        says = options.speculative_config
+        if (
+            options.runner == "pooling" or "model" in says or says.get("method") == "mtp"
+        ):  # which a kept plan does not know
             return
         from tiercel.runner import ready
 

@@ -99,6 +99,10 @@ class Tensors(Mapping[str, Tensor]):
         self._unsupported = unsupported
         self._where = where
 
+    def with_others(self, others: Mapping[str, Tensor]) -> "Tensors":
+        """Return these and others, which go before those of the same names."""
+        return Tensors({**self._known, **others}, self._unsupported, self._where)
+
     def __getitem__(self, name: str) -> Tensor:
         if name in self._unsupported:
             from tiercel.loaders.safetensors_file import FORMATS

@@ -11,7 +11,9 @@ import msgspec
 from tiercel.base.errors import ConfigError
 from tiercel.spec.drafters.interface import Drafter
 
-METHODS: Final = ("auto", "off", "ngram", "suffix", "custom", "draft_model")
+# Drafters that are models and run in the steps of their target.
+OWN_METHODS: Final = ("mtp", "eagle3", "dflash", "dflash2", "dspark")
+METHODS: Final = ("auto", "off", "ngram", "suffix", "custom", "draft_model", *OWN_METHODS)
 
 # Key -> (what it must be, those methods that know it; none: all).
 _KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
@@ -19,6 +21,7 @@ _KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
     "num_speculative_tokens": (int, ()),
     "num_speculative_tokens_per_batch_size": (list, ()),
     "adaptive": (bool, ()),
+    "model": (str, (*OWN_METHODS[1:], "draft_model")),
     "module_path": (str, ("custom",)),
     "options": (dict, ("custom",)),
     "prompt_lookup_min": (int, ("ngram",)),
@@ -27,7 +30,6 @@ _KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
     "suffix_decoding_max_cached_requests": (int, ("suffix",)),
     "suffix_decoding_max_spec_factor": (float, ("suffix",)),
     "suffix_decoding_min_token_prob": (float, ("suffix",)),
-    "model": (str, ("draft_model",)),
     "revision": (str, ("draft_model",)),
     "quantization": (str, ("draft_model",)),
     "kv_cache_memory_bytes": (int, ("draft_model",)),
@@ -47,13 +49,16 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     steps were measured to take; else always as much as there is. is_ahead: a step may be planned before drafts of the
     one before are seen; for tests of what is not adaptive. lookup: least and most tokens of an n-gram. suffix: what
     `SuffixDrafter` is told. module_path: of method "custom", "package.module:Class", a class that is a
-    `spec.drafters.interface.Drafter`, made with `options`. model: of a drafter that is a model, its name or path; with
-    it go those of the engine's own options that `model_options` holds.
+    `spec.drafters.interface.Drafter`, made with `options`. model: of a drafter that is a model, but for a model's own
+    draft head ("mtp"), its name or path; with that of "draft_model" go those of the engine's own options that
+    `model_options` holds.
     """
 
     method: str | None = "suffix"
     is_asked: bool = False
     n_tokens_max: int = 24
+    says_n_tokens: bool = False
+    model: str = ""
     n_tokens_by_batch: tuple[tuple[int, int, int], ...] = ()
     is_adaptive: bool = True
     is_ahead: bool = False
@@ -61,7 +66,6 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     suffix: Mapping[str, Any] = {}
     module_path: str = ""
     options: Mapping[str, Any] = {}
-    model: str = ""
     model_options: Mapping[str, Any] = {}
 
     @classmethod
@@ -95,6 +99,7 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
             method=method,
             is_asked=is_asked,
             n_tokens_max=config.get("num_speculative_tokens", _N_TOKENS.get(method, 24)),
+            says_n_tokens="num_speculative_tokens" in config,
             n_tokens_by_batch=_ranges(config.get("num_speculative_tokens_per_batch_size", [])),
             is_adaptive=config.get("adaptive", True),
             lookup=(least or most or 5, most or least or 5),
@@ -109,16 +114,21 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"speculative_config.num_speculative_tokens: got {settings.n_tokens_max}; "
                 f"1 to {_N_TOKENS_MAX} are needed"
             )
-        if method == "draft_model":
-            if not settings.model:
+        if settings.method == "draft_model" or settings.is_own:
+            if method != "mtp" and not settings.model:
                 raise ConfigError(
-                    "speculative_config.model: left out; draft_model needs the name or path of a model; name it"
+                    f"speculative_config.model: left out; {method} needs the name or path of a model; name it"
                 )
         elif method == "custom":
             _find_class(settings.module_path)
         else:
             settings.make_drafter()  # whose limits it checks
         return settings
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the runner drafts, in its steps, with a model of its own."""
+        return self.method in OWN_METHODS
 
     def make_drafter(self) -> Drafter:
         """Make the drafter.
@@ -142,7 +152,11 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
         More rows than that cost as much as they bring on any processor, and each takes a row of logits.
         """
-        return 0 if self.method is None else max(self.n_tokens_max, min(2 * max_num_seqs, 64))
+        if self.method is None:
+            return 0
+        n_most = 64 if self.is_adaptive or not self.is_own else 256
+        n_each = 2 if self.is_adaptive or not self.is_own else self.n_tokens_max
+        return max(self.n_tokens_max, min(n_each * max_num_seqs, n_most))
 
 
 def _find_class(module_path: str) -> Any:

@@ -45,13 +45,14 @@ def fill_by_name(name: str, shape: tuple[int, ...], *, norms_add_one: bool = Fal
     return fill(name, shape, base=0.0, amp=amp)
 
 
-def tiny_checkpoint(config: Mapping[str, Any]) -> dict[str, Floats]:
-    """Return every weight that the config's model needs, by canonical name, in float32."""
+def tiny_checkpoint(config: Mapping[str, Any], *, has_mtp: bool = False) -> dict[str, Floats]:
+    """Return every weight that the config's model needs, by canonical name, in float32; its draft head's if asked."""
     from tiercel.models.registry import build_model
 
     model = build_model(config)
     adds_one = model.norms_add_one
-    return {name: fill_by_name(name, shape, norms_add_one=adds_one) for name, shape in model.expected_weights().items()}
+    shapes = model.expected_weights() | (model.mtp_weights() if has_mtp else {})
+    return {name: fill_by_name(name, shape, norms_add_one=adds_one) for name, shape in shapes.items()}
 
 
 def _fnv1a(text: str) -> int:

@@ -1,0 +1,117 @@
+"""A drafter that is a model, beside the model that it drafts for: found, checked, and recorded."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tiercel.base.config import EngineOptions
+from tiercel.base.errors import ConfigError
+from tiercel.hub.resolve import resolve
+
+if TYPE_CHECKING:
+    from tiercel.loaders.checkpoint import Checkpoint
+    from tiercel.models.drafters.checkpoint import DraftCheckpoint
+    from tiercel.models.drafters.interface import DraftModel
+    from tiercel.models.model import Model
+    from tiercel.ops.lowered import Lowered
+    from tiercel.quant.formats import Format
+    from tiercel.runner.drafting import Drafting
+    from tiercel.spec.settings import SpeculationSettings
+
+_N_CHAINED = 3  # each takes a pass
+
+
+class PlannedDrafter(msgspec.Struct, frozen=True):
+    """A drafter as it will be used. `weights`: the format its float matrices get; None: their own."""
+
+    checkpoint: "DraftCheckpoint"
+    lowered: "Lowered"
+    weights: "Format | None"
+    n_draft: int  # of one sequence in a step
+    text: str  # all its arithmetic but the weights' values
+    n_target_vocab: int
+
+
+def open_drafter_for(
+    options: EngineOptions, settings: "SpeculationSettings", model: "Model", checkpoint: "Checkpoint"
+) -> "DraftCheckpoint | None":
+    """Open the drafter that is asked for; None: none that runs in the model's own steps.
+
+    Raises:
+        ModelNotFound, ModelFileError, UnsupportedModel: it cannot be read, or is of another target.
+        ConfigError: it is of another kind than was said, or makes fewer drafts.
+    """
+    if not settings.is_own:
+        return None
+    from tiercel.models.drafters.checkpoint import open_drafter, open_mtp
+
+    if settings.method == "mtp":
+        found = open_mtp(model, checkpoint.tensors)
+    else:
+        named = resolve(settings.model, hf_token=options.hf_token, download_dir=options.download_dir)
+        found = open_drafter(named.path, model, checkpoint.tensors)
+    try:
+        if found.model.name != settings.method:
+            raise ConfigError(
+                f"speculative_config.method: got {settings.method}; {settings.model} is a {found.model.name} drafter; "
+                "say that, or leave the method out"
+            )
+        if settings.says_n_tokens:
+            found.model.check_n_draft(settings.n_tokens_max)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def kind_of(options: EngineOptions, name: str) -> str:
+    """Return the method that a drafter's own config names.
+
+    Raises:
+        ModelNotFound, ModelFileError: it cannot be read.
+        UnsupportedModel: it is of no known kind.
+    """
+    from tiercel.loaders.draft_checkpoint import open_draft_files
+    from tiercel.models.drafters.config import in_one_form
+
+    named = resolve(name, hf_token=options.hf_token, download_dir=options.download_dir)
+    files = open_draft_files(named.path)
+    try:
+        return in_one_form(files.config)[0]
+    finally:
+        files.checkpoint.close()
+
+
+def usual_number(drafter: "DraftModel") -> int:
+    """Return how many drafts are made of a sequence when nobody says: all of a block, of a chain a few."""
+    return drafter.n_draft_max if drafter.kind == "block" else min(_N_CHAINED, drafter.n_draft_max)
+
+
+def drafting_of(drafter: PlannedDrafter) -> "Drafting":
+    """Make what a runner drafts with.
+
+    Raises: ModelFileError: a weight of the drafter's head is no number.
+    """
+    from tiercel import _native
+    from tiercel.runner.drafting import Drafting
+
+    model, checkpoint = drafter.checkpoint.model, drafter.checkpoint
+    head = model.head()
+    return Drafting(
+        program=drafter.lowered,
+        kind=model.kind,
+        n_draft_max=drafter.n_draft,
+        head=_native.make_draft_head(
+            head.kind,
+            head.n_vocab,
+            drafter.n_target_vocab,
+            checkpoint.head_arrays(),
+            markov=head.markov,
+            topk=head.topk,
+            confidence_reads_markov=head.confidence_reads_markov,
+            d2t=checkpoint.d2t,
+        ),
+        n_block_rows=model.n_block_rows,
+        first_logits_row=model.first_logits_row,
+        mask_token_id=model.mask_token_id,
+    )
