@@ -216,6 +216,18 @@ def test_other_things_in_a_models_folder_stay(kept, capsys):
     assert (kept / IDENTITY.name() / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    "about", [b"[" * 100_000, b"\xff", b"7", b'{"about": "\\u001b[2J", "page_size_tokens": "x"}', b""]
+)
+def test_what_is_written_about_a_model_is_never_believed(kept, capsys, about):
+    """An exported folder comes from somebody else."""
+    path = next(kept.rglob("about.json"))
+    path.write_bytes(about)
+    assert main(["cache", "stat", str(kept)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    assert main(["cache", "verify", str(kept)]) == 0
+
+
 def test_a_symbolic_link_is_not_followed(kept, capsys, tmp_path):
     (kept / IDENTITY.name()).rename(tmp_path / "elsewhere")
     (kept / IDENTITY.name()).symlink_to(tmp_path / "elsewhere")

@@ -91,7 +91,7 @@ def examine(folder: Path) -> IdentityStat:
     size = about.get("page_size_tokens")
     return IdentityStat(
         folder.name,
-        str(about.get("about") or about.get("model_digest") or ""),
+        _printable(str(about.get("about") or about.get("model_digest") or "")),
         size if isinstance(size, int) else None,
         n_objects,
         n_bytes,
@@ -215,7 +215,7 @@ class _TarSink:
 def _judge(folder: Path, file: ObjectFile, record: bytes) -> Verdict:
     try:
         head, identity_name, kind = read_foreign(record)
-    except (InvalidRecord, ValueError, KeyError) as error:
+    except (InvalidRecord, ValueError, KeyError, TypeError, RecursionError) as error:
         return Verdict(file, str(error))
     if identity_name != folder.name:
         return Verdict(file, f"it belongs to {identity_name}", kind)
@@ -233,9 +233,14 @@ def _read(path: Path) -> bytes:
 def _about(folder: Path) -> dict[str, object]:
     try:
         about = json.loads(_read(folder / ABOUT))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
+
+
+def _printable(text: str) -> str:
+    """Return what a terminal may be shown of a file that somebody else may have written."""
+    return "".join(char if char.isprintable() else "?" for char in text[:200])
 
 
 def _temporaries(folder: Path) -> Iterator[Path]:
