@@ -105,11 +105,11 @@ def test_preempted_requests_get_what_each_gets_alone(folder, alone, caches):
         scheduler, numbers = llm.client.core._scheduler, count()
         plan = scheduler.plan
 
-        def preempt_and_plan(now_s):
+        def preempt_and_plan(now_s, **options):
             running = list(scheduler.running)
             if next(numbers) % 6 == 5 and running and scheduler.n_preemptions < 8:
                 scheduler._preempt(running[-1])
-            return plan(now_s)
+            return plan(now_s, **options)
 
         scheduler.plan = preempt_and_plan
         assert answers(llm, PROMPTS) == alone

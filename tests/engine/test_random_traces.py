@@ -266,12 +266,12 @@ def preempt_before(bench, plans):
     """Preempt somebody before the plans of the given numbers, as nothing else does where there are no pages."""
     plan, numbers = bench.scheduler.plan, count()
 
-    def preempt_and_plan(now_s):
+    def preempt_and_plan(now_s, **options):
         running = list(bench.scheduler.running)
         number = next(numbers)
         if number in plans and running:
             bench.scheduler._preempt(running[number % len(running)])
-        return plan(now_s)
+        return plan(now_s, **options)
 
     bench.scheduler.plan = preempt_and_plan
 
