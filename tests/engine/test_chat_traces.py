@@ -1,5 +1,5 @@
 """Chats with tiny pools, on every model with recurrent state: a turn that goes on from a kept state gets the bits that
-it gets alone, whatever was evicted, preempted, aborted or forked meanwhile.
+it gets alone, whatever was evicted, preempted, aborted, forked or drafted meanwhile.
 """
 
 from dataclasses import dataclass
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from test_native_engine import GREEDY, MAX_LEN, PENALISED, SAMPLED, SCORED, Ask, Session, TinyModel, alone, words
+from speculation_kit import KnowingDrafter
+from test_native_engine import GREEDY, MAX_LEN, PENALISED, SAMPLED, SCORED, VOCAB, Ask, Session, TinyModel, alone, words
 
+from tiercel.engine.speculation import Speculation
 from tiercel.quant.formats import Format
+from tiercel.spec.settings import SpeculationSettings
 
 MODELS = [
     ("qwen3_5", Format.Q8_0, "float16"),
@@ -67,14 +70,18 @@ runners = st.fixed_dictionaries(
         "n_threads": st.sampled_from([1, 2]),
     }
 )
+drafting = st.none() | st.fixed_dictionaries(
+    {"n": st.sampled_from([2, 7, 20]), "p_right": st.sampled_from([0.5, 0.9, 1.0]), "is_ahead": st.booleans()}
+)
 SYSTEM = words(21, 99)
 
 
 class Chats:
     """Three conversations that begin alike; each goes on from what it really got."""
 
-    def __init__(self, session):
+    def __init__(self, session, answers=None):
         self.session = session
+        self.answers = answers  # what a drafter may know: of each prompt, all that it is answered
         self.said = [SYSTEM] * 3
         self.sent = {}
 
@@ -90,6 +97,8 @@ class Chats:
         names = [f"t{len(self.sent)}.{i}" for i in range(turn.n_outputs)]
         for i, name in enumerate(names):
             self.sent[name] = Ask(prompt, params, i)
+            if self.answers is not None:
+                self.answers.setdefault(prompt, []).append(alone(session.model, self.sent[name])[0])
             session.ask(name, self.sent[name])
         for _ in range(turn.n_rounds):
             session.step()
@@ -103,10 +112,16 @@ class Chats:
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(trace=st.lists(turns, min_size=3, max_size=7), engine=engines, runner=runners)
-def test_a_turn_of_a_chat_gets_the_bits_it_gets_alone(model, trace, engine, runner):
-    session = Session(model, runner=runner, **engine)
-    chats = Chats(session)
+@given(trace=st.lists(turns, min_size=3, max_size=7), engine=engines, runner=runners, how=drafting)
+def test_a_turn_of_a_chat_gets_the_bits_it_gets_alone(model, trace, engine, runner, how):
+    answers, options = None, {}
+    if how is not None:
+        answers = {}
+        drafts = SpeculationSettings(n_tokens_max=how["n"], is_adaptive=False, is_ahead=how["is_ahead"])
+        speculation = Speculation(KnowingDrafter(answers, p_right=how["p_right"]), drafts, vocab_size=VOCAB)
+        options = {"speculation": speculation, "max_draft_rows": 24}
+    session = Session(model, runner=runner, **engine, **options)
+    chats = Chats(session, answers)
     for turn in trace:
         chats.ask(turn)
     session.run()
@@ -117,6 +132,7 @@ def test_a_turn_of_a_chat_gets_the_bits_it_gets_alone(model, trace, engine, runn
     event(f"hits: {min(snapshot.n_total_snapshots_hit, 3)}")
     event(f"evicted: {snapshot.n_total_snapshots_evicted > 0}")
     event(f"preempted: {snapshot.n_total_preemptions > 0}")
+    event(f"accepted: {how is not None and snapshot.speculation.n_accepted_tokens > 0}")
     store = keeper.store
     assert (store.n_free + store.n_kept, store.n_reserved, store.n_pinned) == (runner["n_snapshots"], 0, 0)
     keeper.reset()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,15 @@ from tiercel.testing.fake_drafts import chosen
 from tiercel.testing.fill import fill_by_name
 from tiercel.testing.runner_kit import GREEDY, OWN, PROMPT, RANDOM, Driver
 
-MTP = Path(__file__).parent.parent / "model/mtp_fixtures/deepseek_v3_experts.json"
+MTP = Path(__file__).parent.parent / "model/mtp_fixtures"
 
 
-def mtp(format=Format.Q8_0):
-    """A model whose own head drafts: latent attention, and experts; its weights are random, so little comes."""
-    model = build_model(json.loads(MTP.read_text())["config"])
+def mtp(name="deepseek_v3_experts", format=Format.Q8_0):
+    """A model whose own head drafts: latent attention, and experts; its weights are random, so little comes.
+
+    Those of Qwen3.5 and Ling have recurrent layers, whose states go over what is right only.
+    """
+    model = build_model(json.loads((MTP / f"{name}.json").read_text())["config"])
     shapes = model.expected_weights() | model.mtp_weights()
     weights = {n: fill_by_name(n, shape, norms_add_one=model.norms_add_one) for n, shape in shapes.items()}
     tensors = described(weights, format)
@@ -34,6 +38,7 @@ def mtp(format=Format.Q8_0):
 
 
 PAIRS = {"chain": chain, "block": block, "block-of-masks": lambda: block(first_logits_row=1), "mtp": mtp}
+PAIRS |= {f"mtp-{name}": partial(mtp, name) for name in ("qwen3_5", "ling")}
 
 
 @pytest.fixture(scope="module", params=PAIRS)
@@ -69,6 +74,10 @@ class TestMtp(DraftingRunnerContract):
 
     def make_runner(self):
         return self.pair.runner()
+
+
+class TestMtpOfAModelWithState(TestMtp):
+    pair = mtp("qwen3_5")
 
 
 def generated(runner, n_tokens, *, slot=0, params=GREEDY, n_draft=3, edges=(4, 9)):

@@ -68,6 +68,7 @@ class Session(Bench):
     def __init__(self, model, *, runner=None, **config):
         n_tokens = config.setdefault("max_num_batched_tokens", 64) + config.get("max_draft_rows", 0)
         super().__init__(runner=model.runner(n_step_tokens=n_tokens, **(runner or {})), **config)
+        self.model = model
         self.logprobs, self.prompt_logprobs, self.n_preemptions = {}, {}, 0
 
     def _keep(self, updates):
