@@ -43,9 +43,21 @@ _log = logging.getLogger(__name__)
 _WAIT_S: Final = 2e-4
 _ENTERS, _LEAVES = 1.05, 1.0  # gain at which it begins to wait, and below which it no longer does
 _NEWEST: Final = 0.1
-# Waiting steps after which it looks whether they were worth it, and steps for which it does not wait again if not: at
-# first, and at most. A loss of a tenth in 24 of 24 + 192 steps is one of a hundredth, and it halves each time.
-_N_TRIED, _N_HELD, _N_HELD_MAX = 24, 192, 6144
+_LEAST: Final = 0.03  # a draft that comes so seldom costs more than it brings, however cheap a row is
+_N_ROWS_FIRST: Final = 4
+_N_ROWS_MAX: Final = 64  # drafts of a step that are thought about; no more have room (`SpeculationSettings.n_rows_max`)
+# What waiting may lose, by the clock, against plain steps: a hundredth of the time of those. It begins with half of
+# what it may save up, in steps; begins to wait with so many; and ends when nothing is left. What it earns is credit.
+_MAY_LOSE: Final = 0.01
+_N_CREDIT: Final = 8
+_N_CREDIT_OF_BATCH: Final = 32  # each guess costs a part of a step
+_N_STAKE: Final = 2
+# Steps for which it does not wait again when the credit was lost: at first, and at most.
+_N_HELD, _N_HELD_MAX = 192, 6144
+_N_UNMEASURED: Final = 4  # of so many plain steps one is measured, as each takes time from the next
+# Steps between two looks while nothing is waited for, beside one for each sequence: at first, and at most, when looks
+# bring nothing. Each takes a core from the kernels, and walks over memory that is not theirs.
+_N_BETWEEN, _N_BETWEEN_MAX = 2, 24
 
 
 class _Followed(msgspec.Struct):
@@ -86,7 +98,11 @@ class Speculation:
         self._clock = clock
         self._collected_s: float | None = None  # when the step before was
         self._wait_s = _WAIT_S
-        self._n_tried, self._earned_s, self._spent_s = 0, 0.0, 0.0  # since it began to wait, or looked
+        self._n_credit = _N_CREDIT if self._batch is None else _N_CREDIT_OF_BATCH
+        self._n_plain = 0  # steps without drafts since one with them
+        self._credit_s: float | None = None  # what waiting may lose; None: no step was measured
+        self._is_reading = False  # a text, which pays over all of its answer
+        self._n_between = _N_BETWEEN
         self._n_unseen = 0  # steps since guesses were looked at
         self._n_held, self._hold = 0, _N_HELD  # steps yet to come without, and those after the next failure
 
@@ -128,9 +144,10 @@ class Speculation:
         if self._batch is not None:
             self._prepare_batch(ready, n_rows)
             return
-        # While nothing is waited for, one sequence a step is looked at, on the average: a look takes time from steps.
+        # While nothing is waited for, less than one sequence a step is looked at: a look takes time from steps.
         self._n_unseen += 1
-        if not ready or not (self.waits or self._n_unseen >= len(ready) + min(self._n_held, 16)):
+        n_between = min(self._n_held, 16) + self._n_between if self._settings.is_adaptive else 0
+        if not ready or not (self.waits or self._n_unseen >= len(ready) + n_between):
             return
         self._n_unseen = 0
         begun_s = self._clock()
@@ -152,8 +169,7 @@ class Speculation:
         if not ready:
             return
         if self._settings.is_adaptive:
-            if not self._is_waiting and self._n_held == 0 and self._costs.is_known:
-                self._begin_waiting()
+            self._is_waiting = self._is_waiting or self._may_wait(n_rows)
             if not self._is_waiting:
                 return
         ready = [(s, followed) for s, followed in ready if s.n_total == len(s.token_ids)]
@@ -174,6 +190,7 @@ class Speculation:
             answers = [error] * len(asked)
         for (sequence, followed), answer in zip(stale, answers, strict=True):
             self._take_guess(sequence, followed, answer)
+        self._is_reading = any(answer is None for answer in answers)
         self.counts.drafter_s += max(self._clock() - begun_s, 0.0)
         self._want([(s, followed) for s, followed in ready if s in self._followed], n_rows, n_max)
 
@@ -192,7 +209,8 @@ class Speculation:
             chances,
             self._costs.seconds,
             n_rows=n_rows,
-            n_drafts_max=n_max * len(ready),
+            # Steps of many rows may cost more than is thought: no more than twice what was measured.
+            n_drafts_max=min(n_max * len(ready), max(2 * self._costs.n_rows_most - n_rows, _N_ROWS_FIRST), _N_ROWS_MAX),
             wait_s=0.0 if self._batch is not None else self._wait_s,  # guesses that took time are paid for
         )
         if self._batch is None:
@@ -207,15 +225,19 @@ class Speculation:
         if gain == 1.0 and self._is_waiting:  # a plain step, but it was waited for
             cost = self._costs.seconds(n_rows)
             gain = cost / (cost + self._wait_s)
+        self._n_between = _N_BETWEEN if gain > 1.0 else min(self._n_between + 2, _N_BETWEEN_MAX)
         self._gain += _NEWEST * (gain - self._gain)
         was_waiting = self._is_waiting
-        self._is_waiting = self._n_held == 0 and self._gain > (_LEAVES if was_waiting else _ENTERS)
-        if self._is_waiting and not was_waiting:
-            self._begin_waiting()
+        if was_waiting:
+            self._is_waiting = self._gain > _LEAVES
+        else:
+            self._is_waiting = self._gain > _ENTERS and self._may_wait(n_rows)
 
-    def _begin_waiting(self) -> None:
-        self._is_waiting = True
-        self._n_tried, self._earned_s, self._spent_s = 0, 0.0, 0.0
+    def _may_wait(self, n_rows: int) -> bool:
+        """Whether so much may be lost as it takes to see whether waiting pays."""
+        if self._n_held or self._credit_s is None:
+            return False
+        return self._credit_s >= _N_STAKE * self._costs.seconds(n_rows)
 
     def _chances(self, sequence: "Sequence", followed: _Followed, n_max: int) -> list[float]:
         """Estimate for each draft behind the known tokens that it and all before it come."""
@@ -227,7 +249,9 @@ class Speculation:
         n_max = min(n_max, sequence.max_total_tokens - len(sequence.token_ids) - 1)
         before = guess.probabilities[n_past - 1] if n_past else 1.0
         return [
-            p / before * rate ** (i + 1) for i, p in enumerate(guess.probabilities[n_past : n_past + max(n_max, 0)])
+            chance
+            for i, p in enumerate(guess.probabilities[n_past : n_past + max(n_max, 0)])
+            if (chance := p / before * rate ** (i + 1)) > _LEAST
         ]
 
     def _follow(self, sequence: "Sequence") -> _Followed | None:
@@ -242,6 +266,7 @@ class Speculation:
                 self._fail(sequence, error)
                 return None
             followed = _Followed(drafter, Acceptance(self._acceptance), len(known))
+            self._n_between = _N_BETWEEN
             self._followed[sequence] = followed
         return followed
 
@@ -300,9 +325,18 @@ class Speculation:
         n_rows = n_most = sum(step.counts)
         if drafted is not None:
             n_rows -= sum(step.counts[place] - 1 - drafted[place] for place in step.foretold)
+        if self._is_paused:
+            self._collected_s = None
+            return
         if not step.admitted and n_most == len(step.counts) + step.n_draft_rows and all(step.samples):
-            self._costs.observe(n_rows, result.compute_ns * 1e-9)
-            self._weigh(len(step.counts), len(result.row_seq), result.compute_ns * 1e-9)
+            compute_s = result.compute_ns * 1e-9
+            self._n_plain = 0 if self._is_waiting or drafted is not None else self._n_plain + 1
+            if self._n_plain % _N_UNMEASURED == 0 or not self._costs.is_known:
+                self._costs.observe(n_rows, compute_s)
+            if self._is_waiting and self._collected_s is not None and self._costs.is_known:
+                self._weigh(len(step.counts), len(result.row_seq), compute_s)
+            else:
+                self._rest(compute_s)
         self._collected_s = self._clock()
         if drafted is None:
             return
@@ -322,23 +356,28 @@ class Speculation:
 
     def _weigh(self, n_sequences: int, n_tokens: int, compute_s: float) -> None:
         """See whether waiting is worth it: by the clock, against what plain steps compute for as many tokens."""
-        self._n_held = max(self._n_held - 1, 0)
-        if not self._is_waiting or self._collected_s is None:
-            return
-        # All that is decoded was running when the step before was collected: nothing else was waited for.
-        took_s = self._clock() - self._collected_s
-        self._wait_s += _NEWEST * (min(max(took_s - compute_s, 0.0), compute_s) - self._wait_s)
-        self._n_tried += 1
-        self._spent_s += min(took_s, 4.0 * compute_s)
-        self._earned_s += n_tokens / n_sequences * self._costs.seconds(n_sequences)
-        if self._n_tried < _N_TRIED:
-            return
-        if self._earned_s < self._spent_s:
+        assert self._collected_s is not None
+        plain_s = self._costs.seconds(n_sequences)
+        most_s = plain_s * self._n_credit
+        if self._credit_s is None:
+            self._credit_s = most_s / 2.0
+        # All that is decoded was running when the step before was collected: nothing else was waited for. A step that
+        # was under way when waiting began comes sooner than it computes.
+        took_s = compute_s if self._is_reading else max(self._clock() - self._collected_s, compute_s)
+        self._wait_s += _NEWEST * (min(took_s - compute_s, compute_s) - self._wait_s)
+        self._credit_s += n_tokens / n_sequences * plain_s - min(took_s, 4.0 * compute_s)
+        if self._credit_s < 0.0:
             self._is_waiting = False
+            self._credit_s = 0.0
             self._n_held, self._hold = self._hold, min(2 * self._hold, _N_HELD_MAX)
-        else:
-            self._hold = _N_HELD
-        self._n_tried, self._earned_s, self._spent_s = 0, 0.0, 0.0
+        elif self._credit_s >= most_s:
+            self._credit_s, self._hold = most_s, _N_HELD
+
+    def _rest(self, compute_s: float) -> None:
+        """Save up by a step that did not wait."""
+        self._n_held = max(self._n_held - 1, 0)
+        most_s = compute_s * self._n_credit
+        self._credit_s = min(most_s / 2.0 if self._credit_s is None else self._credit_s + _MAY_LOSE * compute_s, most_s)
 
     def _tell_tokens(self, sequence: "Sequence", followed: _Followed) -> None:
         """Tell a drafter what came since it was told last, and see how much of its guess has."""

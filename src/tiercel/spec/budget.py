@@ -27,6 +27,7 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
+        self.n_rows_most = 0  # of a step that was measured
         self._n_steps = 0
         self._own: dict[int, tuple[float, float, int]] = {}  # by rows: seconds, weight, and the step when it was so
         self._weight = self._mean_rows = self._mean_s = self._var_rows = self._cov = 0.0
@@ -43,6 +44,7 @@ class StepCosts:
         if self._n_steps > 8:
             seconds = min(seconds, 2.0 * self.seconds(n_rows))  # one slow step is somebody else's work on this machine
         self._n_steps += 1
+        self.n_rows_most = max(self.n_rows_most, n_rows)
         before, weight = self._of_own(n_rows)
         self._own[n_rows] = (before * weight + seconds) / (weight + 1.0), min(weight + 1.0, 16.0), self._n_steps
         # Weighted mean, variance and covariance, all faded alike (West 1979).
@@ -127,7 +129,7 @@ def choose(
     Returns: the numbers, 0 where a draft costs more than it brings, and the gain: tokens a second of such a step, in
     those of a plain one; 1.0 when nothing is chosen.
     """
-    offers = sorted(((-chance, i, s) for s, own in enumerate(chances) for i, chance in enumerate(own)), key=_first_two)
+    offers = sorted((-chance, i, s) for s, own in enumerate(chances) for i, chance in enumerate(own))
     plain = n_rows / seconds(n_rows)
     best, n_best, expected = plain, 0, float(n_rows)
     for n, (negative, _, _) in enumerate(offers[:n_drafts_max], 1):
@@ -139,10 +141,6 @@ def choose(
     for _, _, s in offers[:n_best]:
         numbers[s] += 1
     return numbers, best / plain
-
-
-def _first_two(offer: tuple[float, int, int]) -> tuple[float, int]:
-    return offer[0], offer[1]
 
 
 def n_for_batch(ranges: Sequence[tuple[int, int, int]], n_sequences: int, n_default: int) -> int:
