@@ -21,6 +21,7 @@ from tiercel.testing.draft_kit import DraftingRunnerContract, drafted
 from tiercel.testing.fake_drafts import chosen
 from tiercel.testing.fill import fill_by_name
 from tiercel.testing.runner_kit import GREEDY, OWN, PROMPT, RANDOM, Driver
+from tiercel.testing.state_kit import StatefulRunnerContract
 
 MTP = Path(__file__).parent.parent / "model/mtp_fixtures"
 
@@ -76,7 +77,7 @@ class TestMtp(DraftingRunnerContract):
         return self.pair.runner()
 
 
-class TestMtpOfAModelWithState(TestMtp):
+class TestMtpOfAModelWithState(StatefulRunnerContract, TestMtp):
     pair = mtp("qwen3_5")
 
 
