@@ -30,13 +30,15 @@ class Request:
 class Run:
     """One contestant's turn: the tokens of each request, and how long all took.
 
-    `first_token_s`, `kernel_s` (the kernels' time in all of it): None if not known.
+    `first_token_s`, `decode_s` (each request's time from its first token to its last), `kernel_s` (the kernels' time in
+    all of it): None if not known.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
     elapsed_s: float
     first_token_s: tuple[float, ...] | None = None
     kernel_s: float | None = None
+    decode_s: tuple[float, ...] | None = None
 
 
 class Competitor(Protocol):

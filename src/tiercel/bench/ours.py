@@ -106,6 +106,7 @@ class OurEngine:
             elapsed_s,
             tuple(known) if len(known) == len(firsts) else None,
             kernel_s,
+            _decode_s([one.metrics for one in outputs]),
         )
 
     def time_kernels(self) -> None:
@@ -120,6 +121,12 @@ class OurEngine:
 
 def _first_token_s(metrics: Any) -> float | None:
     return None if metrics is None or metrics.first_token_s is None else metrics.first_token_s - metrics.arrival_s
+
+
+def _decode_s(metrics: Sequence[Any]) -> tuple[float, ...] | None:
+    known = [one for one in metrics if one is not None and one.last_token_s is not None]
+    found = tuple(one.last_token_s - one.first_token_s for one in known)
+    return found if len(found) == len(metrics) and all(one > 0.0 for one in found) else None
 
 
 def open_engine(model: str | None, options: Mapping[str, Any]) -> LocalEngine:

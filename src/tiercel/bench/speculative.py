@@ -8,8 +8,10 @@ Without speculation is the same engine, told to draft nothing; where a runner dr
 engine of the same model, as a program without a drafter is the faster one.
 
 Measures of a round, of each: `latency_s`, `first_token_s` (mean), `decode_tok_s` (tokens after the first, over the time
-after the first token came to all). Of ours also `speedup`: its rate over the other's in the same round,
-`tokens_per_step` of a sequence, and `draft_s`, what guessing took. With `n_behind` streams: `first_token_s` of a prompt
+after the first token came to all), `stream_tok_s`: the sum of the streams' own rates, each from its first token to its
+last, and `slowest_tok_s`, the least of them. With drafts some streams end before others, and those that are left
+are few: under load others would have come. Of ours also `speedup`: its `stream_tok_s` over the other's of the round;
+`tokens_per_step` of a sequence; `draft_s`, what guessing took. With `n_behind` streams: `first_token_s` of a prompt
 of `input_len` tokens that comes while so many streams decode, and `first_token_ratio`, ours over the other's. The row's
 outputs say how many drafts were accepted, by position.
 """
@@ -260,16 +262,19 @@ def _round(
     if work.n_behind:
         measures[OURS]["first_token_ratio"] = measures[OURS]["first_token_s"] / measures[PLAIN]["first_token_s"]
     else:
-        measures[OURS]["speedup"] = measures[OURS]["decode_tok_s"] / measures[PLAIN]["decode_tok_s"]
+        measures[OURS]["speedup"] = measures[OURS]["stream_tok_s"] / measures[PLAIN]["stream_tok_s"]
     return measures, list(runs[OURS].token_ids)
 
 
 def _measure(requests: Sequence[Request], run: Run) -> dict[str, float]:
-    if run.first_token_s is None:
-        raise RequestFailed("bench latency: no time of the first token; report this")
+    if run.first_token_s is None or run.decode_s is None:
+        raise RequestFailed("bench latency: no time of the first token, or of the last; report this")
+    rates = [(one.max_tokens - 1) / took_s for one, took_s in zip(requests, run.decode_s, strict=True)]
     n_after = sum(one.max_tokens - 1 for one in requests)
     return {
         "latency_s": run.elapsed_s,
         "first_token_s": statistics.fmean(run.first_token_s),
         "decode_tok_s": n_after / (run.elapsed_s - max(run.first_token_s)),
+        "stream_tok_s": sum(rates),
+        "slowest_tok_s": min(rates),
     }

@@ -47,13 +47,13 @@ _LEAST: Final = 0.03  # a draft that comes so seldom costs more than it brings, 
 _N_ROWS_FIRST: Final = 4
 _N_ROWS_MAX: Final = 64  # drafts of a step that are thought about; no more have room (`SpeculationSettings.n_rows_max`)
 # What waiting may lose, by the clock, against plain steps: a hundredth of the time of those. It begins with half of
-# what it may save up, in steps; begins to wait with so many; and ends when nothing is left. What it earns is credit.
+# what it may save up, in steps; begins to wait with so many; and ends when nothing is left. What it earns is credit. It
+# is lent a stake again after so many steps, twice as many each time, until it has earned all that it may save.
 _MAY_LOSE: Final = 0.01
 _N_CREDIT: Final = 8
 _N_CREDIT_OF_BATCH: Final = 32  # each guess costs a part of a step
 _N_STAKE: Final = 2
-# Steps for which it does not wait again when the credit was lost: at first, and at most.
-_N_HELD, _N_HELD_MAX = 192, 6144
+_N_HELD, _N_HELD_MAX = 96, 6144
 _N_UNMEASURED: Final = 4  # of so many plain steps one is measured, as each takes time from the next
 # Steps between two looks while nothing is waited for, beside one for each sequence: at first, and at most, when looks
 # bring nothing. Each takes a core from the kernels, and walks over memory that is not theirs.
@@ -334,7 +334,7 @@ class Speculation:
             if self._n_plain % _N_UNMEASURED == 0 or not self._costs.is_known:
                 self._costs.observe(n_rows, compute_s)
             if self._is_waiting and self._collected_s is not None and self._costs.is_known:
-                self._weigh(len(step.counts), len(result.row_seq), compute_s)
+                self._weigh(len(step.counts), n_rows, len(result.row_seq), compute_s)
             else:
                 self._rest(compute_s)
         self._collected_s = self._clock()
@@ -354,7 +354,7 @@ class Speculation:
             for position in range(n - 1):
                 counts.n_accepted_by_position[position] += 1
 
-    def _weigh(self, n_sequences: int, n_tokens: int, compute_s: float) -> None:
+    def _weigh(self, n_sequences: int, n_rows: int, n_tokens: int, compute_s: float) -> None:
         """See whether waiting is worth it: by the clock, against what plain steps compute for as many tokens."""
         assert self._collected_s is not None
         plain_s = self._costs.seconds(n_sequences)
@@ -364,11 +364,14 @@ class Speculation:
         # All that is decoded was running when the step before was collected: nothing else was waited for. A step that
         # was under way when waiting began comes sooner than it computes.
         took_s = compute_s if self._is_reading else max(self._clock() - self._collected_s, compute_s)
-        self._wait_s += _NEWEST * (min(took_s - compute_s, compute_s) - self._wait_s)
-        self._credit_s += n_tokens / n_sequences * plain_s - min(took_s, 4.0 * compute_s)
+        late_s = took_s - compute_s
+        self._wait_s += _NEWEST * (min(late_s, compute_s) - self._wait_s)
+        # One slow step is somebody else's work on this machine.
+        spent_s = min(compute_s, 2.0 * self._costs.seconds(n_rows)) + min(late_s, 3.0 * compute_s)
+        self._credit_s += n_tokens / n_sequences * plain_s - spent_s
         if self._credit_s < 0.0:
             self._is_waiting = False
-            self._credit_s = 0.0
+            self._credit_s = _N_STAKE * plain_s
             self._n_held, self._hold = self._hold, min(2 * self._hold, _N_HELD_MAX)
         elif self._credit_s >= most_s:
             self._credit_s, self._hold = most_s, _N_HELD

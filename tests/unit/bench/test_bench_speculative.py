@@ -44,7 +44,8 @@ class FakePair:
                 "drafter_s": self.stats["drafter_s"] + 0.25,
                 "n_accepted_by_position": [positions[0] + 2, positions[1] + 1, positions[2]],
             }
-        return Run(ids, 1.5 if speculates else 2.5, tuple(0.5 for _ in requests))
+        firsts = tuple(0.5 for _ in requests)
+        return Run(ids, 1.5 if speculates else 2.5, firsts, decode_s=tuple(1.0 if speculates else 2.0 for _ in ids))
 
     def first_token_s(self, behind, late, *, speculates):
         assert late.max_tokens == 1
@@ -70,6 +71,7 @@ def test_a_row_says_what_speculation_brings_and_where_drafts_were_accepted(pair,
     ours, plain = row["contestants"]["tiercel"], row["contestants"]["without"]
     assert ours["measures"]["decode_tok_s"]["median"] == 5.0
     assert plain["measures"]["decode_tok_s"]["median"] == 2.5
+    assert ours["measures"]["stream_tok_s"]["median"] == ours["measures"]["slowest_tok_s"]["median"] == 5.0
     assert ours["measures"]["speedup"] == {"n": 4, "min": 2.0, "median": 2.0, "p95": 2.0, "max": 2.0}
     assert ours["measures"]["tokens_per_step"]["median"] == 2.0  # six tokens, three of them drafted
     assert ours["measures"]["draft_s"]["median"] == 0.25
