@@ -57,7 +57,7 @@ class Pair:
 
     def runner(self, *, drafts=True, n_slots=3, max_len=64, n_pages=16, n_threads=1, kv_dtype="float32", max_step=64):
         store = PackedWeightStore(float_tensors(self.weights), expand_to_f32=False, n_threads=1)
-        capacity = Capacity(16, 1, n_pages, max_len, n_slots, 0, 2, 16)  # places for states, where there are any
+        capacity = Capacity(16, 1, n_pages, max_len, n_slots, n_snapshots=2, snapshot_spacing_tokens=16)
         settings = NativeSettings(max_step, max_step, kv_dtype, n_threads, max_draft_rows=24)
         drafting = self.drafting() if drafts else None
         return NativeRunner(lower_and_fuse(self.target), store, capacity, settings, drafting=drafting)
