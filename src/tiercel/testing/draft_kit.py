@@ -218,6 +218,31 @@ class DraftingRunnerContract(RunnerContract):
         assert len(tokens) == (4 if tokens[2] == own[1] else 3)
         runner.close()
 
+    def test_own_and_foretold_drafts_and_a_prompt_go_side_by_side(self) -> None:
+        """Each sequence of a step is what it is alone, and drafts likewise."""
+        want, want_other = self._alone(PROMPT, 6), self._alone(OTHER, 8)
+        runner = self.make_runner()
+        driver = Driver(runner)
+        for slot, prompt in ((0, PROMPT), (1, OTHER), (2, PROMPT)):
+            driver.admit(slot, prompt, 32)
+        n, m = len(PROMPT), len(OTHER)
+        ((own, _), _) = drafted(driver.step((0, 0, n), (1, 0, m), samples=[0, 1], n_draft=3))
+        right = {1: (m + 1, want_other[1:4]), 0: OWN}
+        result = driver.step((1, m, 4), (2, 0, n), (0, n, 4), samples=[0, 1, 2], drafts=right, n_draft=2)
+        assert result.seq_drafted is not None
+        assert result.seq_drafted.tolist() == [3, 0, 3]
+        rows: list[list[int]] = [[], [], []]
+        for s, token in zip(result.row_seq.tolist(), result.row_token.tolist(), strict=True):
+            rows[s].append(token)
+        assert rows[0] == want_other[1:5]
+        assert rows[1] == want[:1]
+        assert rows[2] == want[1 : 1 + len(rows[2])]
+        assert len(rows[2]) == 4 or own[len(rows[2]) - 1] != rows[2][-1]
+        known = ([*OTHER, *want_other[:5]], [*PROMPT, *want[:1]], [*PROMPT, *want[: 1 + len(rows[2])]])
+        for one, tokens, n_prompt in zip(drafted(result), known, (m, n, n), strict=True):
+            assert [one] == self._drafted_after(tokens, 2, n_prompt=n_prompt)
+        runner.close()
+
     def test_a_policy_computes_what_pays(self) -> None:
         """All where rows are free, none where they are dear, and then again all once the policy is gone."""
         runner = self.make_runner()
