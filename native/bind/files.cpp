@@ -61,6 +61,7 @@ void bind_files(nb::module_& m) {
       "data"_a, "crc"_a = 0);
   nb::class_<Background>(m, "Background", "A thread that gives way to every other; who calls waits for it, without the interpreter's lock.")
       .def(nb::init<>())
+      .def("cpu_s", &Background::cpu_s, "Seconds that a processor has worked for it.")
       .def(
           "create", [](Background& b, const char* path) { return run(b, path, [&] { return create_locked(path); }); }, "path"_a,
           "Make a file that was not there, for its owner only, and lock it; return its descriptor.")

@@ -1,9 +1,11 @@
 #include "tiercel/background.hpp"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,7 +15,7 @@ namespace tiercel {
 
 namespace {
 
-constexpr int kLeastNice = 19;
+constexpr int kNicer = 10; // above 19 is 19
 
 } // namespace
 
@@ -42,11 +44,21 @@ int64_t Background::run(const std::function<int64_t()>& call) {
   return result;
 }
 
+double Background::cpu_s() {
+#if defined(__linux__)
+  clockid_t clock;
+  timespec time{};
+  if (pthread_getcpuclockid(thread_.native_handle(), &clock) == 0 && clock_gettime(clock, &time) == 0)
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+#endif
+  return 0.0;
+}
+
 void Background::loop() {
 #if defined(__linux__)
-  // Of this thread alone, as Linux has it; a refusal only costs speed. Not the idle class: what runs in it can wait
-  // for ever on a busy machine, and a store has a deadline.
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kLeastNice);
+  // Of this thread alone, as Linux has it; a refusal only costs speed. Some ten levels are a tenth of a processor's time
+  // where all are busy: not the least, nor the idle class, in which a store could wait for ever.
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), getpriority(PRIO_PROCESS, 0) + kNicer);
 #endif
   std::unique_lock lock(mutex_);
   while (true) {

@@ -35,9 +35,9 @@ def test_usage_is_as_ever_without_tiers():
 def test_each_tier_has_its_series_under_vllms_names():
     counters = TierCounters(n_queries=9, n_hits=7, read_bytes=70, n_late=2, n_invalid=1, write_s=1.5, n_stored=8)
     counters.n_lookups_waited, counters.lookup_wait_s, counters.written_bytes = 11, 0.25, 80
-    tally = TierTally(n_loads=3, n_loads_whole=2, n_recomputed=4, n_pages_landed=6, loaded_bytes=60)
+    tally = TierTally(n_loads=3, n_loads_whole=2, n_recomputed=4, n_pages_landed=6, loaded_bytes=60, saved_s=1.5)
     tally.n_loads_without_room = 12
-    one = TierSnapshot("1:disk", Usage(5, 50, 500), counters, tally, Rates(1000.0, 1e9, 0.001), 13, 14)
+    one = TierSnapshot("1:disk", Usage(5, 50, 500), counters, tally, Rates(1000.0, 1e9, 0.001), 13, 14, 0.25)
     registry = CollectorRegistry()
 
     class Found(Collector):
@@ -67,6 +67,8 @@ def test_each_tier_has_its_series_under_vllms_names():
         f"tiercel:kv_tier_deadlines_total{labels} 2.0",
         f"tiercel:kv_tier_invalid_total{labels} 1.0",
         f"tiercel:kv_tier_recomputed_total{labels} 4.0",
+        f"tiercel:kv_tier_saved_seconds_total{labels} 1.5",
+        f"tiercel:kv_tier_credit_seconds{labels} 0.25",
     ):
         assert line in text
 

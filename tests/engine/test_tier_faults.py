@@ -27,6 +27,8 @@ class Ops(FileOps):
         super().__init__()
         self.may_read = Event()
         self.may_read.set()
+        self.may_write = Event()
+        self.may_write.set()
         self.fails = False
         self.n_room = None
 
@@ -37,6 +39,7 @@ class Ops(FileOps):
         return super().read_object(path, buffer)
 
     def write(self, fd, data):
+        assert self.may_write.wait(PATIENCE_S)
         if self.n_room is None:
             return super().write(fd, data)
         if self.n_room == 0:
@@ -206,4 +209,31 @@ def test_a_pool_of_the_least_pages_still_loads_and_ends(tmp_path):
         bench.add(f"r{i}", PROMPT, max_tokens=3)
     bench.run()
     assert all(bench.tokens[f"r{i}"] == WANT for i in range(6))
+    bench.close()
+
+
+def test_pages_that_were_loaded_before_their_write_failed_are_stored_when_they_are_seen_again(tmp_path):
+    ops = Ops()
+    bench = TierBench(disk(tmp_path, ops=ops, rest_s=1.0))
+
+    def run_on(name):
+        bench.add(name, PROMPT, max_tokens=3)
+        while name not in bench.finals:
+            bench.step()
+        assert bench.tokens[name] == WANT
+
+    ops.may_write.clear()
+    run_on("a")
+    bench.scheduler.pool.reset_cached()
+    run_on("b")
+    assert bench.finals["b"].cached_by_tier == {"1:disk": 20}
+    ops.n_room = 0
+    ops.may_write.set()
+    bench.settle()
+    assert not list(tmp_path.rglob("*.kv"))
+    ops.n_room = None
+    bench.clock.advance(5.0)
+    run_on("c")
+    bench.settle()
+    assert len(list(tmp_path.rglob("*.kv"))) == 6
     bench.close()

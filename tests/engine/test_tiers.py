@@ -96,6 +96,84 @@ def test_a_page_seen_twice_is_stored_at_the_latest_when_it_is_evicted():
     bench.close()
 
 
+def early(**options):
+    """Give a bench whose pool has room for one prompt, and whose tier stores at second sight or early."""
+    return TierBench(scripted(store_sights=2, **options), limits=make_limits(n_pages=8))
+
+
+def run_alone(bench, name, prompt):
+    bench.add(name, prompt, max_tokens=3)
+    bench.run()
+    assert bench.tokens[name] == alone(prompt, 3)
+    return bench.finals[name].n_cached_tokens
+
+
+def test_a_prompt_that_the_budget_pays_for_is_stored_when_it_is_evicted():
+    bench = early()
+    run_alone(bench, "a", range(23))
+    assert bench.tally().n_stores_early == 5
+    assert bench.tally().n_stores == 0  # the pool has it
+    run_alone(bench, "b", range(40, 63))
+    assert bench.tally().n_stores == 4  # one is still there
+    credit_s = bench.tiers.snapshot()[0].credit_s
+    assert run_alone(bench, "c", range(23)) == 20
+    assert bench.finals["c"].cached_by_tier == {"1:scripted": 16}
+    assert bench.tally().saved_s > 0
+    assert bench.tiers.snapshot()[0].credit_s > credit_s  # what it saved may be spent on the next
+    bench.close()
+
+
+def test_a_prompt_is_stored_early_as_a_whole_or_not_at_all():
+    bench = early()
+    page_s = bench.runner.page_group.object_bytes / bench.tiers._rig.store_meters[0].rate(0.0)
+    for n_pages, n_early in ((5, 0), (3, 3)):
+        bench.tiers._rig.budgets[0].credit_s = 4.5 * page_s
+        run_alone(bench, f"of {n_pages}", range(50 * n_pages, 50 * n_pages + 4 * n_pages + 2))
+        assert bench.tally().n_stores_early == n_early
+    bench.close()
+
+
+def test_nothing_is_stored_early_without_credit_or_where_that_is_not_wanted():
+    for bench in (early(), early(stores_early=False)):
+        bench.tiers._rig.budgets[0].credit_s = 0.0 if bench.tiers._rig.tiers[0].stores_early else 1.0
+        for i in range(4):
+            run_alone(bench, f"r{i}", range(25 * i, 25 * i + 23))
+        assert bench.tally().n_stores == 0
+        bench.close()
+        assert bench.tally().n_stores == 0
+
+
+def test_what_is_to_be_stored_early_is_stored_when_the_engine_ends(tmp_path):
+    first = TierBench(disk(tmp_path, store_sights=2))
+    run_alone(first, "a", range(23))
+    assert first.tally().n_stores == 0
+    first.close()
+    second = TierBench(disk(tmp_path, store_sights=2))
+    assert run_alone(second, "b", range(23)) == 20
+    second.close()
+
+
+def test_a_reset_forgets_what_is_to_be_stored_early(tmp_path):
+    bench = TierBench(disk(tmp_path, store_sights=2))
+    run_alone(bench, "a", range(23))
+    bench.core.reset_prefix_cache()
+    bench.run()
+    bench.close()
+    assert bench.tally().n_stores == 0
+    assert not list(tmp_path.rglob("*.kv"))
+
+
+def test_what_a_tier_is_given_tells_how_often_it_was_used():
+    held = []
+    bench = TierBench(scripted(store_sights=3, keeps=held, stores_early=False))
+    stored, submit = [], bench.tiers._rig.tiers[0].tier.submit_store
+    bench.tiers._rig.tiers[0].tier.submit_store = lambda job: (stored.extend(job.items), submit(job))
+    for name in "abc":
+        run_alone(bench, name, range(23))
+    assert [item.n_uses for item in stored] == [2] * 5
+    bench.close()
+
+
 def test_fifty_requests_that_share_a_prefix_on_disk_load_it_once(tmp_path):
     first = TierBench(disk(tmp_path))
     first.add("a", range(20), max_tokens=1)

@@ -1,4 +1,4 @@
-// A thread that gives way to every other, for work that nobody waits for but its caller. Knows no interpreter.
+// A thread that gives way to others of its process, for work that nobody waits for but its caller. Knows no interpreter.
 //
 // A caller waits until its call was run, so a low priority is never held by who holds a lock that others need: whoever
 // calls from Python lets go of the interpreter's lock first.
@@ -23,6 +23,9 @@ class Background {
 
   // Run `call` on the thread and return what it returns.
   int64_t run(const std::function<int64_t()>& call);
+
+  // Seconds that a processor has worked for the thread; 0 where that is not told.
+  double cpu_s();
 
  private:
   void loop();

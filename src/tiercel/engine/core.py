@@ -478,8 +478,10 @@ class EngineCore:
             return
         assert result.step_id == step.step_id, f"engine: step {result.step_id} came, {step.step_id} was expected"
         stats.compute_s = result.compute_ns * 1e-9
-        if self._tiers is not None and stats.n_tokens >= _N_PREFILL:
-            self._tiers.computed(stats.n_tokens, stats.compute_s)
+        if self._tiers is not None:
+            self._tiers.stepped(stats.compute_s)
+            if stats.n_tokens >= _N_PREFILL:
+                self._tiers.computed(stats.n_tokens, stats.compute_s)
         if step.only_decodes:
             self._decode_s = stats.compute_s
         if self._speculation is not None:

@@ -2,7 +2,8 @@
 
 Two kinds of threads do all that touches the disk; the owner's calls only move entries between queues. **Readers** look
 keys up and load; the **writer** opens and scans the folder, stores, evicts, and removes. A store begins only while no
-load is queued. Queues are bounded: what does not fit is REFUSED at once. A load of what is being loaded joins it.
+load is queued. Queues are bounded: what does not fit is REFUSED at once. A load of what is being loaded joins it, and
+one of what is not written yet is answered from memory: writing gives way to the engine, and takes its time.
 
 Loading never trusts: a file that is not whole, or not of this identity, is removed and its key is absent. Whatever goes
 wrong with the disk while storing (full, read-only, gone) stops storing for `retry_s`; loads go on, and fail one by one
@@ -25,7 +26,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from tiercel.kv.tiers.disk_files import FileOps, ObjectFolder
 from tiercel.kv.tiers.disk_index import Found, Hint, read_hints
@@ -223,7 +224,7 @@ class DiskTier(DiskState):
                 return self._finish_store(store, Outcome.REFUSED, "what could make room is being loaded, or others'")
             self._counters.n_evicted += len(victims)
         self._remove(victims)
-        start_s = perf_counter()
+        start_s, start_cpu_s = perf_counter(), self._cpu_s()
         try:
             self._folder.write(store.head, store.data)
         except OSError as error:
@@ -241,10 +242,11 @@ class DiskTier(DiskState):
                 self._stores_again_s = None
                 self._absent.pop(key, None)
                 found = Found(n_bytes, store.head.depth, store.head.is_pinned, store.head.expires_s)
-                self._index.add(key, found, tick=store.tick)
+                self._index.add(key, found, n_uses=store.n_uses, tick=store.tick)
                 self._counters.n_stored += 1
                 self._counters.written_bytes += n_bytes
                 self._counters.write_s += perf_counter() - start_s
+                self._counters.write_cpu_s += self._cpu_s() - start_cpu_s
                 self._unscanned_bytes += n_bytes
                 self._must_scan |= self._unscanned_bytes > self._capacity_bytes // 8
                 self._finish_store(store, Outcome.DONE)
@@ -256,6 +258,10 @@ class DiskTier(DiskState):
         return None
 
     # Small steps of the threads.
+
+    def _cpu_s(self) -> float:
+        """Return how long a processor has worked for this thread, and for the writing that it waits for."""
+        return thread_time() + self._folder.writer_cpu_s()
 
     def _remove(self, keys: Iterable[bytes]) -> None:
         """Remove files; what cannot be removed is found again by the next scan."""

@@ -52,6 +52,10 @@ class FileOps:
     def _background(self) -> Background:
         return Background()
 
+    def writer_cpu_s(self) -> float:
+        """Return how long a processor has worked for that thread."""
+        return self._background.cpu_s()
+
     def create(self, path: Path) -> int:
         """Make a file that was not there, for its owner only, locked until the descriptor returned is closed."""
         return self._background.create(str(path))
@@ -157,6 +161,10 @@ class ObjectFolder:
                 raise
             return fd
         return None
+
+    def writer_cpu_s(self) -> float:
+        """Return how long a processor has worked on writing, beside the threads that call."""
+        return self._ops.writer_cpu_s()
 
     def is_there(self) -> bool:
         """Say whether the folder still exists."""

@@ -63,6 +63,7 @@ class QueuedStore:
     head: RecordHead
     data: memoryview
     tick: int
+    n_uses: int
     waiters: list[tuple[int, float]]
 
 
@@ -116,10 +117,13 @@ class DiskState:
             for item in job.items:
                 waiter = (job.job_id, job.deadline_s)
                 same = self._loading.get((item.key, item.group_idx))
+                coming = self._queued_store(item.key)
                 if self._is_closed:
                     self._report(job.job_id, item.key, Outcome.CANCELLED)
                 elif job.deadline_s <= self._clock():
                     self._report(job.job_id, item.key, Outcome.LATE)
+                elif coming is not None:
+                    self._load_queued(job.job_id, coming, item.group_idx)
                 elif same is not None:
                     same.waiters.append(waiter)
                 elif self._must_clear or self._is_gone or self._index.has_expired(item.key, None):
@@ -153,7 +157,7 @@ class DiskState:
                 head = RecordHead(item.key, item.group_idx, item.depth, item.is_pinned, expires_s)
                 if not item.is_lasting:
                     data = self._copy(data)
-                store = QueuedStore(head, data, tick, waiters)
+                store = QueuedStore(head, data, tick, item.n_uses, waiters)
                 self._storing[item.key] = store
                 self._stores.append(store)
                 self._queued_store_bytes[item.group_idx] += len(data)
@@ -218,16 +222,27 @@ class DiskState:
         copy[:] = data
         return copy
 
+    def _queued_store(self, key: bytes) -> QueuedStore | None:
+        """Return what is not written yet, or not whole, of a key, unless it has expired meanwhile."""
+        store = self._storing.get(key)
+        return None if store is None or self._index.has_expired(key, store.head.expires_s) else store
+
+    def _load_queued(self, job_id: int, store: QueuedStore, group_idx: int) -> None:
+        """Answer for a load of what is not written yet, from memory."""
+        if store.head.group_idx != group_idx:
+            self._report(job_id, store.head.key, Outcome.FAILED, f"it is of group {store.head.group_idx}")
+        else:
+            self._counters.n_loaded += 1
+            self._report(job_id, store.head.key, Outcome.DONE, data=store.data.toreadonly())
+
     def _known_answer(self, key: bytes) -> Answer:
         if self._is_closed or self._is_gone:
             if self._is_gone and self._stores_again_s is not None and self._clock() >= self._stores_again_s:
                 self._must_scan = True  # it may be back; who reads only would never know
                 self._to_write.notify()
             return Answer.MISS
-        if key in self._index:
+        if key in self._index or self._queued_store(key) is not None:
             return Answer.HIT
-        if key in self._storing:
-            return Answer.PENDING
         if self._must_clear or self._absent.get(key, 0.0) > self._clock():
             return Answer.MISS
         if key not in self._probing:

@@ -9,13 +9,14 @@ States of one key, as `lookup` tells them:
     state     lookup    moves, and what makes them
     absent    MISS      -> storing: a store is taken
     unasked   UNKNOWN   -> held or absent: the tier found out, and woke its owner
-    storing   PENDING   -> held: the store is DONE.  -> absent: any other outcome
+    storing   PENDING,  -> held: the store is DONE.  -> absent: any other outcome
+              or HIT    where it can be loaded meanwhile, from the memory that it is stored from
     held      HIT       -> loading: a load is taken.  -> absent: evicted, reset, found damaged, or gone
     loading   HIT       -> held: the load is DONE, REFUSED, LATE or CANCELLED.  -> absent: the load is ABSENT or FAILED
 
 A failed load makes the key absent, so that it is computed again instead of asked for again (a guard takes a late one
-so too). UNKNOWN and PENDING, and
-every job, have a deadline: a tier should keep it, and `kv.tiers.guard.GuardedTier` makes sure of it for any tier.
+so too). UNKNOWN and PENDING, and every job, have a deadline: a tier should keep it, and `kv.tiers.guard.GuardedTier`
+makes sure of it for any tier.
 
 States of one key of one job (a job is a list of keys with one deadline):
 
@@ -72,7 +73,7 @@ class StoreItem:
     ever), and then is an object as others. Of what is not pinned, nobody gets what is older than its `ttl_s` (None: no
     limit). Storing what is held already renews it: a pin counts, or else the later end; and of two pins the later end.
 
-    `is_lasting`: the data never changes while anybody has a view of it.
+    `is_lasting`: the data never changes while anybody has a view of it. `n_uses`: how often it was used before.
     """
 
     key: bytes
@@ -82,6 +83,7 @@ class StoreItem:
     is_pinned: bool = False
     ttl_s: float | None = None
     is_lasting: bool = False
+    n_uses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class TierCounters:
     written_bytes: int = 0
     read_s: float = 0.0
     write_s: float = 0.0
+    write_cpu_s: float = 0.0  # of that, time of a processor
     n_load_failures: int = 0
     n_store_failures: int = 0
     n_refused: int = 0

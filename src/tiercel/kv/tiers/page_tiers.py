@@ -32,12 +32,17 @@ class TierSnapshot:
     rates: Rates
     n_active_loads: int = 0
     n_active_stores: int = 0
+    credit_s: float = 0.0  # what storing at first sight may cost
 
     def as_dict(self) -> dict[str, int | float]:
         """Return all numbers by name."""
         parts = asdict(self.usage), asdict(self.counters), asdict(self.tally), asdict(self.rates)
-        active = {"n_active_loads": self.n_active_loads, "n_active_stores": self.n_active_stores}
-        return {name: value for part in parts for name, value in part.items()} | active
+        own = {
+            "n_active_loads": self.n_active_loads,
+            "n_active_stores": self.n_active_stores,
+            "credit_s": self.credit_s,
+        }
+        return {name: value for part in parts for name, value in part.items()} | own
 
 
 class PageTiers:
@@ -55,6 +60,7 @@ class PageTiers:
 
     def add_states(self, store: SnapshotStore, states: StateBytes, object_bytes: int) -> None:
         """Move recurrent states too. Requires: the tiers' identity has a second group, of states."""
+        self._demotions.stores_early = False  # pages alone are of no use, and states are stored at second sight
         self.states = StateTiers(self._rig, store, states, object_bytes)
 
     @property
@@ -151,6 +157,11 @@ class PageTiers:
 
     # What the engine's loop calls.
 
+    def stepped(self, took_s: float) -> None:
+        """Take note of how long a step took: a small part of that may go into storing at first sight."""
+        for budget in self._rig.budgets:
+            budget.stepped(took_s)
+
     def computed(self, n_tokens: int, took_s: float) -> None:
         """Take note of what a step computed: it tells what loading saves."""
         self._rig.prefill_meter.add(n_tokens, took_s, self._rig.clock())
@@ -203,6 +214,7 @@ class PageTiers:
             return
         self._is_closed = True
         self.give_up()
+        self._demotions.finish()
         self._finish_stores(self._rig.clock() + _CLOSE_S)
         for placed in self._rig.tiers:
             placed.tier.close()
@@ -234,6 +246,7 @@ class PageTiers:
             self._rig.rates(place),
             n_loads + self._promotions.n_active(place),
             n_stores + self._demotions.n_active(place),
+            self._rig.budgets[place].credit_s,
         )
 
     def held_pages(self) -> list[int]:

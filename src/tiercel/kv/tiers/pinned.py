@@ -29,12 +29,14 @@ class PinnedKeys:
             del self._until_s[next(iter(self._until_s))]
         return told
 
-    def item(self, page_key: bytes, key: bytes, group_idx: int, depth: int, data: Bytes) -> StoreItem:
+    def item(
+        self, page_key: bytes, key: bytes, group_idx: int, depth: int, data: Bytes, *, n_uses: int = 0
+    ) -> StoreItem:
         """Make an object to store under `key`, kept as long as `page_key` is; nobody changes `data` any more."""
         left_s = self._until_s.get(page_key, 0.0) - self._clock()
         if left_s <= 0:
-            return StoreItem(key, group_idx, depth, data, is_lasting=True)
-        return StoreItem(key, group_idx, depth, data, is_pinned=True, ttl_s=left_s, is_lasting=True)
+            return StoreItem(key, group_idx, depth, data, is_lasting=True, n_uses=n_uses)
+        return StoreItem(key, group_idx, depth, data, is_pinned=True, ttl_s=left_s, is_lasting=True, n_uses=n_uses)
 
     def clear(self) -> None:
         """Forget all."""

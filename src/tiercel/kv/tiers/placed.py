@@ -12,7 +12,7 @@ from tiercel.kv.page_pool import PagePool
 from tiercel.kv.tiers.identity import TierIdentity
 from tiercel.kv.tiers.interface import Bytes, Clock, Tier, Wake
 from tiercel.kv.tiers.pinned import PinnedKeys
-from tiercel.kv.tiers.policy import RateMeter, Rates
+from tiercel.kv.tiers.policy import RateMeter, Rates, StoreBudget, compute_s
 from tiercel.kv.tiers.registry import TierSpec, make_tier
 
 _MIB = 1 << 20
@@ -21,6 +21,7 @@ PAGES = 0  # the group of pages in an identity
 _PRIOR_LOAD_BYTES, _PRIOR_LOAD_S, _LOAD_HALF_LIFE_S = 4.0 * _MIB, 0.008, 60.0
 _PRIOR_FOUND_S, _PRIOR_ASKED_S = 1.0, 0.1
 _PRIOR_TOKENS, _PRIOR_TOKENS_S, _PREFILL_HALF_LIFE_S = 64.0, 0.128, 600.0
+_PRIOR_STORE_BYTES, _PRIOR_STORE_S, _STORE_HALF_LIFE_S = 8.0 * _MIB, 0.008, 600.0
 # A lookup, a wake-up of a thread, and one of the engine: what the smallest load took on two cores.
 _LATENCY_S = 0.001
 
@@ -42,7 +43,8 @@ class PlacedTier:
     """One tier below the pool. `label` is its name in metrics, such as "1:disk".
 
     A page is stored when its key was seen `store_sights` times, or when to have its prompt would save more than
-    `store_worth_s`. Times are seconds.
+    `store_worth_s`, or at the latest when it is evicted if `stores_early` and the tier's budget allows it. Times are
+    seconds.
     """
 
     label: str
@@ -51,6 +53,7 @@ class PlacedTier:
     locality: str = "local"
     store_sights: int = 2
     store_worth_s: float = 10.0
+    stores_early: bool = True
     load_deadline_s: float = 5.0
     store_deadline_s: float = 60.0
 
@@ -62,6 +65,7 @@ class TierTally:
     n_loads: int = 0  # begun
     n_loads_whole: int = 0  # every page came
     load_s: float = 0.0  # from asking to the last page
+    saved_s: float = 0.0  # computing what came would have taken longer by so much
     loaded_bytes: int = 0
     n_pages_landed: int = 0
     n_pages_failed: int = 0  # asked for, and absent, damaged, refused or cancelled
@@ -70,7 +74,9 @@ class TierTally:
     n_loads_without_room: int = 0  # not begun, or given up, as the pool or the snapshots had none
     n_recomputed: int = 0  # hits that were computed instead, as that was estimated to be faster
     n_stores: int = 0  # pages given to the tier
+    n_stores_early: int = 0  # pages that were to be stored at first sight, as the budget allowed it
     stored_bytes: int = 0
+    store_s: float = 0.0  # of the engine's thread, and of processors by the tier
     n_stores_skipped: int = 0  # pages worth storing, and not given, as the tier was behind
     n_stores_failed: int = 0
 
@@ -86,6 +92,8 @@ class Rig:
     page_bytes: int
     tallies: list[TierTally] = field(init=False)
     load_meters: list[RateMeter] = field(init=False)
+    store_meters: list[RateMeter] = field(init=False)  # bytes a second of work, the engine's and the tier's
+    budgets: list[StoreBudget] = field(init=False)
     prefill_meter: RateMeter = field(init=False)
     pinned: PinnedKeys = field(init=False)
     ask_meter: RateMeter = field(init=False)  # seconds of computing found, a second of waiting for answers
@@ -95,6 +103,8 @@ class Rig:
         self.tallies = [TierTally() for _ in self.tiers]
         self.load_meters = [RateMeter(_PRIOR_LOAD_BYTES, _PRIOR_LOAD_S, _LOAD_HALF_LIFE_S) for _ in self.tiers]
         self.pinned = PinnedKeys(self.clock)
+        self.store_meters = [RateMeter(_PRIOR_STORE_BYTES, _PRIOR_STORE_S, _STORE_HALF_LIFE_S) for _ in self.tiers]
+        self.budgets = [StoreBudget() for _ in self.tiers]
         self.ask_meter = RateMeter(_PRIOR_FOUND_S, _PRIOR_ASKED_S, _LOAD_HALF_LIFE_S)
         self.prefill_meter = RateMeter(_PRIOR_TOKENS, _PRIOR_TOKENS_S, _PREFILL_HALF_LIFE_S)
 
@@ -102,6 +112,22 @@ class Rig:
         """Return what is to be expected of a tier and of computing."""
         now_s = self.clock()
         return Rates(self.prefill_meter.rate(now_s), self.load_meters[place].rate(now_s), _LATENCY_S)
+
+    def note_loaded(self, place: int, n_tokens: int, n_bytes: int, took_s: float) -> None:
+        """Take note of a load that has ended, of which so much came."""
+        now_s = self.clock()
+        self.load_meters[place].add(n_bytes, took_s, now_s)
+        saved_s = compute_s(n_tokens, self.rates(place)) - took_s
+        self.budgets[place].saved(saved_s)
+        tally = self.tallies[place]
+        tally.load_s += took_s
+        tally.loaded_bytes += n_bytes
+        tally.saved_s += saved_s
+
+    def note_stored(self, place: int, n_bytes: int, work_s: float) -> None:
+        """Take note of what storing took, of the engine's thread or of the tier's."""
+        self.store_meters[place].add(n_bytes, work_s, self.clock())
+        self.tallies[place].store_s += work_s
 
     def next_job_id(self) -> int:
         """Return a number that no job has."""
@@ -126,6 +152,7 @@ def place_tiers(specs: Sequence[TierSpec], identity: TierIdentity, wake: Wake, c
                     locality=spec.kind.locality,
                     store_sights=rules.store_sights,
                     store_worth_s=rules.store_worth_s,
+                    stores_early=rules.stores_early,
                     load_deadline_s=rules.load_deadline_s,
                     store_deadline_s=rules.store_deadline_s,
                 )

@@ -7,6 +7,13 @@ from math import exp2
 # not to cost a request more than it could have saved.
 _PATIENCE = 2.0
 _PATIENCE_LEAST = 0.2  # of the longest wait that is allowed: a disk may have to wake up
+# What storing at first sight may cost: so much of the time that steps take, and of what it has saved. Without any reuse
+# it stays below 1 %; where prompts come back, one that is found pays for storing several that are not.
+_SHARE_OF_STEPS = 0.005
+_SHARE_OF_SAVED = 0.5
+_CREDIT_BEGIN_S = 0.1
+CREDIT_MAX_S = 2.0  # so that what a time of reuse has earned is not all spent when it is over
+_DEPTH_SCALE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +29,13 @@ def keep_score(n_uses: int, age: int, depth: int, half_life: int) -> float:
     """Say how much an object is worth keeping; the lowest goes first.
 
     `age` and `half_life` count uses of anything since the object's last. An object is used whenever one deeper in its
-    chain is, so a chain's head never scores below its tail.
+    chain is, so a chain's head never scores below its tail. Depth decides little beyond that: a tail that is used often
+    is worth more than a head that is not.
 
-    Source: vllm-marconi-offload's measurement that depth must lower the score: a chain without its head is useless.
+    Source: vllm-marconi-offload's measurement that depth must lower the score: a chain without its head is useless;
+    that dividing by it loses to LRU: docs/log.md.
     """
-    return (n_uses + 1) * exp2(-min(age / half_life, 1000.0)) / (depth + 1)
+    return (n_uses + 1) * exp2(-min(age / half_life, 1000.0)) / (1 + depth / _DEPTH_SCALE)
 
 
 def load_s(n_bytes: int, rates: Rates) -> float:
@@ -71,9 +80,42 @@ def should_store(
     return n_seen >= n_sights or saved_s > worth_s
 
 
+def next_credit_s(credit_s: float, *, stepped_s: float = 0.0, saved_s: float = 0.0, spent_s: float = 0.0) -> float:
+    """Say what storing at first sight may cost from now on.
+
+    `credit_s` is what it might cost before, `stepped_s` how long steps took since, `saved_s` what loading saved of
+    computing (less than 0: what it lost), `spent_s` what storing cost. Never above `CREDIT_MAX_S`, never below 0: who
+    spends more than there is owes nothing, so it is asked first.
+    """
+    credit_s += _SHARE_OF_STEPS * max(stepped_s, 0.0) + _SHARE_OF_SAVED * saved_s - max(spent_s, 0.0)
+    return min(max(credit_s, 0.0), CREDIT_MAX_S)
+
+
 def load_deadline_s(n_tokens: int, rates: Rates, most_s: float) -> float:
     """Say for how long a load of `n_tokens` is worth waiting for, at most `most_s`."""
     return min(most_s, max(_PATIENCE_LEAST * most_s, _PATIENCE * compute_s(n_tokens, rates)))
+
+
+class StoreBudget:
+    """The time that storing at first sight may take: `next_credit_s`, kept for one tier. Times are seconds."""
+
+    def __init__(self) -> None:
+        self.credit_s = _CREDIT_BEGIN_S
+
+    def stepped(self, took_s: float) -> None:
+        """Note that a step took so long."""
+        self.credit_s = next_credit_s(self.credit_s, stepped_s=took_s)
+
+    def saved(self, saved_s: float) -> None:
+        """Note that a load took so much less than computing."""
+        self.credit_s = next_credit_s(self.credit_s, saved_s=saved_s)
+
+    def spend(self, cost_s: float) -> bool:
+        """Take so much, or nothing and say False if there is not enough."""
+        if cost_s > self.credit_s:
+            return False
+        self.credit_s = next_credit_s(self.credit_s, spent_s=cost_s)
+        return True
 
 
 class RateMeter:

@@ -332,12 +332,9 @@ class Promotions:
 
     def _end_job(self, job_id: int, job: _Job) -> None:
         del self._jobs[job_id]
-        now_s = self._rig.clock()
-        self._rig.load_meters[job.place].add(job.n_bytes, now_s - job.begun_s, now_s)
-        tally = self._rig.tallies[job.place]
-        tally.load_s += now_s - job.begun_s
-        tally.loaded_bytes += job.n_bytes
-        tally.n_loads_whole += job.n_done == job.n_keys
+        n_tokens = job.n_done * self._rig.pool.page_size_tokens
+        self._rig.note_loaded(job.place, n_tokens, job.n_bytes, self._rig.clock() - job.begun_s)
+        self._rig.tallies[job.place].n_loads_whole += job.n_done == job.n_keys
 
     def _cut(self, landing: _Landing) -> None:
         """Give up a page and all of its load behind it: nobody can use them without it."""

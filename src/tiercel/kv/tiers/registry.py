@@ -65,12 +65,15 @@ class Admission:
     """What goes into a tier, and for how long anybody waits for it: keys that any entry may have. Times are seconds.
 
     `store_sights`: an object is stored when its key is seen so often (1: at once); `store_worth_s`: or earlier, when
-    having it would save more than this. Guards take `lookup_deadline_s` for lookups; the owner of a tier gives its
-    jobs `load_deadline_s` and `store_deadline_s`. After faults a tier is left alone for `rest_s`.
+    having it would save more than this; `stores_early`: or at first sight, at the latest when it is evicted, as long as
+    that costs little of what it saves (`kv.tiers.policy.next_credit_s`). Guards take `lookup_deadline_s` for lookups;
+    the owner of a tier gives its jobs `load_deadline_s` and `store_deadline_s`. After faults a tier is left alone for
+    `rest_s`.
     """
 
     store_sights: int = 2
     store_worth_s: float = 10.0
+    stores_early: bool = True
     lookup_deadline_s: float = 1.0
     load_deadline_s: float = 5.0
     store_deadline_s: float = 60.0

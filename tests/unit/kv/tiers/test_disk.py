@@ -116,7 +116,6 @@ def test_a_full_queue_refuses_and_the_rest_is_stored(tmp_path):
         job_id = tier.submit_store([1, 2, 3, 4])
         tier.poll()
         assert [tier.results[job_id, key_of(i)].outcome for i in (3, 4)] == [Outcome.REFUSED] * 2
-        assert tier.tier.lookup(key_of(1)) is Answer.PENDING
         assert tier.tier.counters().n_refused == 2
         ops.may_write.set()
         tier.finish()
@@ -141,6 +140,29 @@ def test_a_state_beyond_the_bound_waits_alone_and_keeps_no_page_out(tmp_path):
         tier.finish()
         assert [tier.results[job].outcome for job in ((waits[0], key_of(1)), (page, key_of(3)))] == [Outcome.DONE] * 2
         assert bytes_of(tier.load([1], STATES)[0]) == b"x" * 5000
+
+
+def test_what_is_not_written_yet_is_loaded_from_memory(tmp_path):
+    ops, wall = FaultyOps(), VirtualClock(1000.0)
+    with opened(tmp_path, ops=ops, wall=wall) as tier:
+        ops.may_write.clear()
+        ops.is_writing.clear()
+        tier.submit_store([0])
+        assert ops.is_writing.wait(PATIENCE_S)
+        tier.submit_store([1, 2])
+        tier.submit_store([3], ttl_s=5.0)
+        wall.advance(6.0)
+        assert [tier.tier.lookup(key_of(i)) for i in (0, 1, 2, 4)] == [Answer.HIT] * 3 + [Answer.UNKNOWN]
+        load, wrong, late = tier.submit_load([0, 1]), tier.submit_load([2], STATES), tier.submit_load([3])
+        tier.poll()
+        assert [bytes_of(tier.results[load, key_of(i)]) for i in (0, 1)] == [body_of(0), body_of(1)]
+        assert tier.results[wrong, key_of(2)].outcome is Outcome.FAILED
+        assert (late, key_of(3)) not in tier.results  # it has expired: a reader looks whether there is another
+        ops.n_room = 0  # none of them is ever on the disk
+        ops.may_write.set()
+        tier.finish()
+        assert tier.lookup(0) is Answer.MISS
+        assert bytes_of(tier.results[load, key_of(0)]) == body_of(0)
 
 
 def test_a_reset_just_before_the_end_is_carried_out(tmp_path):

@@ -1,6 +1,6 @@
 """Measured rates, and what is waited for: properties of pure functions."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercel.kv.tiers.policy import RateMeter, Rates, compute_s, load_deadline_s
@@ -9,6 +9,7 @@ amounts = st.floats(0, 1e9)
 times = st.floats(0, 1e4)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(amounts, times), max_size=10), st.floats(0, 100))
 def test_a_rate_is_above_zero_and_between_what_was_seen_and_what_was_thought(seen, gap_s):
     meter = RateMeter(100.0, 1.0, 60.0)
@@ -21,6 +22,7 @@ def test_a_rate_is_above_zero_and_between_what_was_seen_and_what_was_thought(see
     assert min(rates) * (1 - 1e-9) <= meter.rate(now_s) <= max(rates) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(amounts, times)
 def test_without_news_a_rate_returns_to_what_was_thought(amount, took_s):
     meter = RateMeter(100.0, 1.0, 60.0)
@@ -30,6 +32,7 @@ def test_without_news_a_rate_returns_to_what_was_thought(amount, took_s):
     assert apart[-1] < 1e-6
 
 
+@settings(deadline=None)
 @given(st.floats(1, 1e6))
 def test_a_failure_that_took_long_lowers_the_rate(took_s):
     meter = RateMeter(100.0, 1.0, 60.0)
@@ -44,6 +47,7 @@ def test_what_was_seen_last_counts_most():
     assert meter.rate(600.0) < 2e3
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.01, 1e6), st.floats(0.01, 100))
 def test_a_load_is_never_waited_for_longer_than_allowed_nor_much_longer_than_computing(n_tokens, prefill_tok_s, most_s):
     rates = Rates(prefill_tok_s, 1e9, 0.001)
