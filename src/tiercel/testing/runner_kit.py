@@ -321,6 +321,9 @@ class RunnerContract:
     def test_data_that_does_not_fill_a_page_is_refused_and_nothing_is_written(self) -> None:
         """A byte too few, and one page too few."""
         runner = self.make_runner()
+        if runner.page_group is None:  # a page of no bytes is full of anything
+            runner.close()
+            return
         before = runner.read_pages([0, 1])
         for data in ([before[0], before[1][:-1]], before[:1]):
             try:
