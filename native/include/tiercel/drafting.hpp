@@ -4,6 +4,9 @@
 // there, so whatever happened to the slot meanwhile makes them void. All that is drafted of a sequence follows from its tokens and from the
 // places that its pages have; never from what runs beside it. Nothing is written to a place that the slot had no page for.
 //
+// What a chain leaves at a place is made of the token after it too. So a prefix that is found in shared pages may, at its very last place,
+// hold what another continuation left in the drafter's layers: one key of many, and of drafts only.
+//
 // Thread rule: forget and set_policy come from the step runner's caller thread, forget only while no submitted step names the slot;
 // everything else from the runner's own thread.
 #pragma once
