@@ -66,7 +66,13 @@ class TrainOptions:
         7, "drafter", "drafts of a block, or passes of a chain that are learned", "published drafters'", most=32
     )
     rank: int = _count(64, "drafter", "columns of the tables by the token before", "a quarter of large drafters'")
-    topk: int = _count(16, "drafter", "candidates of a slot (dflash2)", "published drafters'", least=2)
+    topk: int | None = _count(
+        None,
+        "drafter",
+        "of how many of a slot's best tokens one is drafted; of dspark, 0 is all",
+        "16 for dflash2, as published; 64 for dspark, whose head then reads no more",
+        least=0,
+    )
     draft_vocab: int = _count(8192, "drafter", "tokens that can be drafted", "97 % of what is said", least=32)
     taps: tuple[int, ...] | None = option(
         None,

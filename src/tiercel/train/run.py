@@ -4,7 +4,7 @@ Read next: `texts`, `taps`, `trainer`, `walk`. torch is imported here and below,
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 N_STREAMS = 64  # texts that are written at once
 _STEP_TOKENS = 2048
+_TOPK: Mapping[str, int] = {"dspark": 64, "dflash2": 16, "eagle3": 0}
 _N_RMS_ROWS = 10_000  # that the taps' sizes are measured on
 _N_FIRST = 4  # tokens of a text whose streams are unlike all others
 _N_LOOKED_AT = 12  # texts that are walked through while training
@@ -61,8 +62,11 @@ def train_drafter(target: str | None, kind: Kind, out: Path, options: TrainOptio
         TiercelError: there is no room on the disk.
     """
     require_torch()
+    import torch
+
     from tiercel.boot.plan import make_plan
 
+    _device(options.device, torch.cuda.is_available())
     given = read_prompts(Path(options.prompts).expanduser()) if options.prompts is not None else ()
     engine = _engine_options(target, options)
     plan = make_plan(engine)
@@ -215,7 +219,7 @@ def _sizes(kind: Kind, options: TrainOptions) -> DraftSizes:
         n_layers=options.layers,
         n_slots=options.draft_tokens,
         rank=options.rank,
-        topk=min(options.topk, options.draft_vocab),
+        topk=min(_TOPK[kind] if options.topk is None else options.topk, options.draft_vocab),
         draft_vocab=options.draft_vocab,
         taps=options.taps or (),
     )
@@ -224,6 +228,10 @@ def _sizes(kind: Kind, options: TrainOptions) -> DraftSizes:
 def _check(shape: DraftShape) -> None:
     if shape.draft_vocab > shape.vocab:
         raise ConfigError(f"draft_vocab: got {shape.draft_vocab}; the target has {shape.vocab} tokens; lower it")
+    if shape.kind == "dflash2" and shape.topk < 2:
+        raise ConfigError(f"topk: got {shape.topk}; dflash2 chooses among 2 candidates or more; 16 is usual")
+    if shape.kind == "eagle3" and shape.topk:
+        raise ConfigError(f"topk: got {shape.topk}; eagle3 drafts its likeliest token; leave it out")
     if shape.kind == "eagle3" and shape.n_layers != 1:
         raise ConfigError(f"layers: got {shape.n_layers}; an eagle3 drafter has one layer; leave it out")
     if shape.kind == "dflash2" and shape.hidden % CONV_GROUP:

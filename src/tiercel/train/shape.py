@@ -13,7 +13,10 @@ CONV_GROUP = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
-    """One drafter's sizes. A block's rows are the anchor and masks; `n_slots` drafts come of it."""
+    """One drafter's sizes. A block's rows are the anchor and masks; `n_slots` drafts come of it.
+
+    `topk` is of how many of a slot's best tokens one is drafted: DFlash2's candidates; of DSpark, 0 is all.
+    """
 
     kind: Kind
     vocab: int
@@ -134,6 +137,7 @@ def _dspark(shape: DraftShape) -> dict[str, Any]:
         "sample_from_anchor": True,
         "markov_rank": shape.rank,
         "markov_head_type": "vanilla",
+        "dspark_draft_topk": shape.topk,
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }

@@ -2,14 +2,18 @@
 
 With `steps` the result is a function of the seed, the texts and the options (and torch's number of threads); with
 `minutes` how far it comes depends on the machine, and the schedule follows the time that was spent, over all runs.
-States: begun -> (`save`, as often as it is due) -> done. A run that ends early, by Ctrl-C or an error, has saved.
+States: begun -> (`save`, as often as it is due) -> done. A run that Ctrl-C ends
+has saved its last whole step; one that an error ends, what it had saved before.
 """
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -45,6 +49,31 @@ class Budget:
         rise = min(1.0, (step + 1) / self.n_warmup)
         cosine = 0.5 * (1.0 + math.cos(math.pi * self.done_frac(step, spent_s)))
         return self.learning_rate * rise * (_LAST_FRAC + (1.0 - _LAST_FRAC) * cosine)
+
+
+class Interruption:
+    """Makes a first Ctrl-C wait for the end of a step: a state from within one would be of no step. A second does not.
+
+    Use as a context. In a thread that gets no signals it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
 
 
 class Trainer:
@@ -83,7 +112,7 @@ class Trainer:
         """
         began, before_s = clock(), self._spent_s
         saved_s = self._spent_s
-        try:
+        with Interruption() as interruption:
             while self._budget.done_frac(self._step, self._spent_s) < 1.0:
                 words = self._one_step(batch_of(self._step))
                 self._spent_s = before_s + clock() - began
@@ -94,9 +123,9 @@ class Trainer:
                     # Looking and saving are not training: they take nothing of its minutes.
                     began, before_s = clock(), self._spent_s
                     saved_s = self._spent_s
-        except KeyboardInterrupt:
-            save(self.state())
-            raise
+                if interruption.is_asked:
+                    save(self.state())
+                    raise KeyboardInterrupt
         self._note(look)
         state = self.state()
         save(state)
@@ -142,6 +171,8 @@ class Trainer:
         return f"step {self._step}, loss {total:.2f}, first slot {float(loss.first_overlap):.2f}"
 
     def _note(self, look: Callable[["Trainer"], dict[str, Any]]) -> None:
+        if self._history and self._history[-1]["step"] == self._step:
+            return  # a run that was done already
         self._history.append({"step": self._step, "spent_s": round(self._spent_s, 1), **look(self)})
 
 

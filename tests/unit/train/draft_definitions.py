@@ -111,7 +111,10 @@ class Block(Published):
         t, tokens, chances = self.t, [], []
         for row in h:
             before = t["markov_head.markov_w1.weight"][token]
-            logits = self.head @ row + t["markov_head.markov_w2.weight"] @ before
+            unary = self.head @ row
+            topk = self.c.get("dspark_draft_topk") or len(unary)
+            unary[np.argsort(-unary)[topk:]] = -np.inf
+            logits = unary + t["markov_head.markov_w2.weight"] @ before
             c = t["confidence_head.proj.weight"][0] @ np.concatenate([row, before]) + t["confidence_head.proj.bias"][0]
             chances.append(1 / (1 + np.exp(-c)))
             token = self.ids[logits.argmax()]

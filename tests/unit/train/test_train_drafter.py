@@ -1,6 +1,8 @@
 """A drafter in training: what it writes is what it computed, and its run is a function of the seed. Needs torch."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import draft_definitions as definitions
@@ -19,7 +21,7 @@ from tiercel.train.vocabulary import Before, count_tokens, draft_ids
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[train]'")
 
 from tiercel.train.drafter import Drafter  # noqa: E402 what they need is looked for first
-from tiercel.train.heads import Vocabulary  # noqa: E402
+from tiercel.train.heads import Vocabulary, divergence  # noqa: E402
 from tiercel.train.measure import draft_texts, measure  # noqa: E402
 from tiercel.train.state import TrainState, load, save  # noqa: E402
 from tiercel.train.trainer import Budget, Trainer  # noqa: E402
@@ -46,7 +48,7 @@ def shape_of(kind, **changes):
         taps=(0, 2),
         n_slots=4,
         rank=8,
-        topk=6,
+        topk={"dspark": 5, "dflash2": 6, "eagle3": 0}[kind],
         embedding_scale=2.5,
     )
     return replace(made, **changes)
@@ -155,6 +157,28 @@ def test_a_loss_is_what_a_slot_alone_would_give(case):
     assert 0.0 < float(whole.first_overlap) < 1.0
 
 
+def test_the_gradient_of_the_loss_is_that_of_its_formula():
+    generator = torch.Generator().manual_seed(3)
+    logits, teacher = (torch.randn(40, 4, 30, generator=generator, dtype=torch.float64) for _ in range(2))
+    weights = torch.rand(40, 4, generator=generator, dtype=torch.float64)
+    weights = weights / weights.sum()
+
+    def formula(z):
+        log_t, log_d = teacher.log_softmax(-1), z.log_softmax(-1)
+        overlap = torch.minimum(log_t.exp(), log_d.exp()).sum(-1)
+        kl = (log_t.exp() * (log_t - log_d)).sum(-1)
+        share = torch.exp(-3.0 * (overlap.detach() * weights).sum())
+        return (weights * (share * kl + (1 - share) * (1 - overlap))).sum(), overlap.detach()
+
+    found, expected = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    (total, overlap), (value, known) = divergence(2.0 * found, teacher, weights), formula(2.0 * expected)
+    (3.0 * total).backward()
+    (3.0 * value).backward()
+    assert torch.allclose(total, value)
+    assert torch.allclose(overlap, known)
+    assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12)
+
+
 def test_drafts_see_nothing_of_what_comes(case):
     """A drafter asked at p drafts alike whatever the text and its taps are behind p."""
     params, text = case.params(), case.held_out[0]
@@ -181,13 +205,15 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(case, tmp_path):
     again = run(case.trainer(), case)
     assert all(np.array_equal(whole.params[name], again.params[name]) for name in whole.params)
 
-    def stop(done, _):
-        if done >= 0.5:
-            raise KeyboardInterrupt
+    def stop_within(step):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return case.batch(step)
 
     saved = []
     with pytest.raises(KeyboardInterrupt):
-        run(case.trainer(), case, saved, on_step=stop)
+        run(case.trainer(), case, saved, batch_of=stop_within)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert [one.step for one in saved] == [6]
     save(tmp_path, saved[0])
     shapes = {name: one.shape for name, one in case.first.items()}
@@ -223,6 +249,16 @@ def test_convolutions_that_do_nothing_and_empty_codebooks_leave_a_parallel_head(
     rows = plain._block_rows(case.params(), batch)[:, :, 1:]
     best = case.drafter.vocabulary.ids[(rows @ case.drafter.vocabulary.head.T).argmax(-1)]
     assert torch.equal(tokens, best)
+
+
+def test_what_is_not_among_a_slots_best_is_not_drafted(tmp_path):
+    case = Case("dspark", tmp_path, topk=1)
+    case.first["markov_head.markov_w2.weight"][:] *= 100.0
+    batch = case.drafter.tensors(case.batch())
+    rows = case.drafter._block_rows(case.params(), batch)
+    best = case.drafter.vocabulary.ids[(rows @ case.drafter.vocabulary.head.T).argmax(-1)]
+    assert torch.equal(case.drafter.draft(case.params(), batch)[0], best)
+    assert float(case.drafter.overlaps(case.params(), batch).max()) < 1.0
 
 
 def test_a_markov_head_of_zeros_is_a_parallel_head(tmp_path):
