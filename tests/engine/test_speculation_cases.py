@@ -253,6 +253,11 @@ def test_drafting_never_costs_more_than_a_hundredth_and_what_it_begins_with(slop
         assert took_s[True] < 0.7 * took_s[False]
 
 
+def test_positions_are_told_before_anything_was_drafted():
+    bench = bench_of(always(knowing(), n=5))
+    assert bench.core.snapshot.speculation.n_accepted_by_position == [0] * 5
+
+
 def test_paused_speculation_looks_at_nothing():
     drafter = knowing()
     speculation = always(drafter, n=5)

@@ -73,7 +73,7 @@ class OwnDrafts:
         self._right = [0.0] * self._n_max
         self._expected = [0.0] * self._n_max
         self._confidences: dict[Sequence, list[float]] = {}
-        self._told = SpeculationCounts()
+        self._told = self.counts.copy()
         self._n_untold = 0
         self._n_broken = 0
         self.is_given_up = False

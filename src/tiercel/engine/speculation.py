@@ -91,7 +91,7 @@ class Speculation:
         self._acceptance = Acceptance()
         self._followed: dict[Sequence, _Followed] = {}
         self._failed: set[Sequence] = set()
-        self._told = SpeculationCounts()
+        self._told = self.counts.copy()
         self._is_paused = False
         self._gain = 1.0
         self._is_waiting = False
