@@ -143,7 +143,7 @@ def admitted(runner):
 @pytest.mark.parametrize("name", ["chain", "mtp"])
 def test_a_chain_drafts_what_its_definition_says(name):
     """The numpy definitions: the first pass over all rows, each with the token after it; then one row at a time."""
-    pair = PAIRS[name](Format.F32) if name == "mtp" else chain(format=Format.F32)
+    pair = mtp(format=Format.F32) if name == "mtp" else chain(format=Format.F32)
     target, head = (ReferenceExecutor(program, pair.weights, max_tokens=100) for program in (pair.target, pair.draft))
     runner = pair.runner()
     _, tokens = generated(runner, 20, n_draft=4)
