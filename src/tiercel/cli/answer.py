@@ -101,10 +101,33 @@ def show_stats(engine: TextEngine, answer: Answer, out: TextIO) -> None:
     """Write how long `answer` took and what the engine counted."""
     first = "no text" if answer.first_s is None else f"first text after {answer.first_s:.3f} s"
     print(f"{first}, all after {answer.whole_s:.3f} s", file=out)
-    for name, value in engine.stats().items():
+    stats = dict(engine.stats())
+    told = _told_of_drafts(stats)
+    for name, value in stats.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{key} {_shown(one)}" for key, one in value.items() if one)
         print(f"{name}: {_shown(value)}", file=out)
+    if told is not None:
+        print(told, file=out)
+
+
+def _told_of_drafts(stats: dict[str, Any]) -> str | None:
+    """Take what is counted of drafts out of `stats`, and say it in a line; None: nothing is speculated."""
+    if "n_drafts" not in stats:
+        return None
+    names = ("n_drafts", "n_draft_tokens", "n_accepted_tokens", "n_verify_steps", "n_chosen_rows", "n_failures")
+    n_drafts, n_drafted, n_accepted, n_steps, n_rows, n_failures = (stats.pop(name, 0) for name in names)
+    draft_s, verify_s = stats.pop("drafter_s", 0.0), stats.pop("verify_s", 0.0)
+    by_position = stats.pop("n_accepted_by_position", [])
+    failed = f"; {n_failures} drafters failed" if n_failures else ""
+    if not n_drafts:
+        return f"speculation: nothing was drafted; guessing took {draft_s:.4g} s{failed}"
+    positions = " ".join(f"{n / n_drafts:.2f}" for n in by_position if n)
+    return (
+        f"speculation: {n_accepted} of {n_drafted} drafted tokens accepted in {n_steps} steps, "
+        f"{1 + n_accepted / n_drafts:.2f} tokens a draft; accepted by position {positions or 'none'}; guessing took "
+        f"{draft_s:.4g} s, computing the steps {verify_s:.4g} s; {n_rows} draft rows in the last{failed}"
+    )
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,7 @@ from fake_engine import FakeEngine
 
 from tiercel.base.errors import ConfigError, ModelNotFound
 from tiercel.cli import run
-from tiercel.cli.answer import show_answer
+from tiercel.cli.answer import Answer, show_answer, show_stats
 from tiercel.cli.main import main
 from tiercel.cli.run_request import RunRequest, read_request
 
@@ -264,3 +264,29 @@ def test_an_answer_without_text_is_an_empty_line():
     out = io.StringIO()
     answer = show_answer((piece for piece in ()), out)
     assert (answer.text, answer.first_s, out.getvalue()) == ("", None, "\n")
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (
+            {"n_drafts": 4, "n_draft_tokens": 12, "n_accepted_tokens": 5, "n_accepted_by_position": [3, 2, 0]},
+            ["5 of 12 drafted tokens accepted in 4 steps", "2.25 tokens a draft", "by position 0.75 0.50;", "0.25 s"],
+        ),
+        (
+            {"n_drafts": 0, "n_accepted_by_position": [0, 0], "n_failures": 2},
+            ["nothing was drafted", "2 drafters failed"],
+        ),
+    ],
+)
+def test_stats_say_in_a_line_what_speculation_brought(counts, words):
+    class Engine:
+        def stats(self):
+            return {"n_running": 0, "n_verify_steps": 4, "drafter_s": 0.25, "verify_s": 0.5, **counts}
+
+    out = io.StringIO()
+    show_stats(Engine(), Answer("a", False, 0.1, 0.2), out)
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "n_running: 0"
+    assert len(lines) == 3
+    assert all(word in lines[2] for word in words)
