@@ -170,8 +170,8 @@ class EngineOptions:
         metavar="JSON",
         group="model",
         help='how tokens are guessed, in vLLM\'s words, as in \'{"method": "ngram", "num_speculative_tokens": 8}\', '
-        '\'{"model": DRAFTER}\' or \'{"method": "mtp"}\'; methods: ngram, suffix, draft_model, mtp, eagle3, dflash, dflash2, '
-        "dspark, custom",
+        '\'{"model": DRAFTER}\' or \'{"method": "mtp"}\'; methods: ngram, suffix, draft_model, mtp, eagle3, dflash, '
+        "dflash2, dspark, custom",
         why="vLLM's defaults of suffix decoding, and only what pays",
     )
     generation_config: str = option(
