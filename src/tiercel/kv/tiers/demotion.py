@@ -261,7 +261,10 @@ class Demotions:
 
     def _copy_some(self) -> list[StoreItem]:
         found: list[tuple[int, bytes]] = []
-        while self._queue and len(found) < _N_COPIED:
+        n_most = max(
+            min(_N_COPIED, _OPEN_BYTES_MAX // self._rig.page_bytes), 1
+        )  # large pages are not copied to be refused
+        while self._queue and len(found) < n_most:
             key = next(iter(self._queue))
             del self._queue[key]
             page_ids = self._rig.pool.lookup([key])  # it may be another page by now, or none
