@@ -51,7 +51,7 @@ _N_ROWS_MAX: Final = 64  # drafts of a step that are thought about; no more have
 # is lent a stake again after so many steps, twice as many each time, until it has earned all that it may save.
 _MAY_LOSE: Final = 0.01
 _N_CREDIT: Final = 8
-_N_CREDIT_OF_BATCH: Final = 32  # each guess costs a part of a step
+_N_CREDIT_OF_BATCH: Final = 16  # each guess costs a part of a step
 _N_STAKE: Final = 2
 _N_HELD, _N_HELD_MAX = 96, 6144
 _N_UNMEASURED: Final = 4  # of so many plain steps one is measured, as each takes time from the next
@@ -182,10 +182,13 @@ class Speculation:
         ready = [(s, followed) for s, followed in ready if s in self._followed]
         stale = [(s, followed) for s, followed in ready if followed.is_stale]
         asked = [(followed.drafter, max(min(n_max, s.max_total_tokens - s.n_total - 1), 0)) for s, followed in stale]
-        token_s = self._costs.seconds(n_rows) / n_rows if self._settings.is_adaptive else 0.0
+        token_s = row_s = 0.0
+        if self._settings.is_adaptive:
+            plain_s = self._costs.seconds(n_rows)
+            token_s, row_s = plain_s / n_rows, max(self._costs.seconds(2 * n_rows) - plain_s, 0.0) / n_rows
         answers: Many[Proposal | Exception | None]
         try:
-            answers = self._batch.propose_all(asked, token_s=token_s) if asked else []
+            answers = self._batch.propose_all(asked, token_s=token_s, row_s=row_s) if asked else []
         except Exception as error:  # noqa: BLE001  a drafter's boundary
             answers = [error] * len(asked)
         for (sequence, followed), answer in zip(stale, answers, strict=True):

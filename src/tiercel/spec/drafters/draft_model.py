@@ -57,7 +57,7 @@ class Confidence:
         """Estimate a draft's chance to come, if those before it do. Not 0, at most 1."""
         i = _bin_of(probability)
         # With the same noise two models that agree draw the same token, however unlikely it is.
-        expected = math.sqrt(probability) if self._is_sampled else probability
+        expected = probability**0.25 if self._is_sampled else probability
         estimate = (self._right[i] + _PRIOR * expected) / (self._tested[i] + _PRIOR)
         return min(max(estimate, _LEAST), 1.0)
 
@@ -143,7 +143,7 @@ class DraftModelDrafter:
         return own_id if own_id < self._n_ids else -1
 
     def propose_all(
-        self, asked: "Sequence[tuple[DraftModelSequence, int]]", *, token_s: float = 0.0
+        self, asked: "Sequence[tuple[DraftModelSequence, int]]", *, token_s: float = 0.0, row_s: float = 0.0
     ) -> list[Proposal | Exception | None]:
         """See `BatchDrafter.propose_all`."""
         found: list[Proposal | Exception | None] = [None] * len(asked)
@@ -159,7 +159,7 @@ class DraftModelDrafter:
                 n_passes = 1
             while under_way:
                 going = [t for t in turns if t.is_whole and not t.is_over and t.n > n_passes]
-                if going and self._is_worth_a_pass(going, token_s):
+                if going and self._is_worth_a_pass(going, token_s, row_s):
                     self._submit_next(going, n_passes)
                     under_way.append(going)
                     n_passes += 1
@@ -266,9 +266,11 @@ class DraftModelDrafter:
         except TiercelError:
             return  # it is told already that one of them failed
 
-    def _is_worth_a_pass(self, going: list[_Turn], token_s: float) -> bool:
-        """Say whether what may come takes longer without drafts than a pass."""
-        return sum(turn.chance for turn in going) * token_s >= self.pass_s if token_s and self.pass_s else True
+    def _is_worth_a_pass(self, going: list[_Turn], token_s: float, row_s: float) -> bool:
+        """Say whether what may come takes longer without drafts than a pass and the rows that see whether it does."""
+        if not token_s or not self.pass_s:
+            return True
+        return sum(max(turn.chance * token_s - row_s, 0.0) for turn in going) >= self.pass_s
 
     def _take(self, result: "StepResult", turns: list[_Turn], *, is_first: bool) -> None:
         """Take note of what a pass computed and drafted."""

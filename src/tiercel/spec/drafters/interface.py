@@ -74,12 +74,12 @@ class BatchDrafter(Drafter, Protocol):
         ...
 
     def propose_all(
-        self, asked: Sequence[tuple[SequenceDrafter, int]], *, token_s: float = 0.0
+        self, asked: Sequence[tuple[SequenceDrafter, int]], *, token_s: float = 0.0, row_s: float = 0.0
     ) -> list[Proposal | Exception | None]:
         """Guess for each sequence at most so many tokens that follow.
 
-        `token_s` is what a token takes without drafts: a guess ends where one more costs more than it can bring. 0: it
-        goes on to what was asked for.
+        `token_s` is what a token takes without drafts, and `row_s` what a draft adds to a step: a guess ends where one
+        more costs more than it can bring. Without token_s, it goes on to what was asked for.
 
         Returns: one for each; an exception ends the drafting of that sequence only.
         Raises: whatever it likes, which ends it for all of them.
