@@ -12,7 +12,8 @@ zipf     prompts of ten times what the pool holds, asked for by Zipf's law: hit 
          with ours, and with one that stores all and evicts what was used longest ago; tiers hold half of the prompts;
          in turns of 20 requests
 
-Nothing is speculated: what that brings changes from round to round. Outputs are compared before times are. MODEL is a catalogue's name; FOLDER is where tiers keep their files.
+Nothing is speculated: what that brings changes from round to round. Outputs are compared before times are. MODEL is a
+catalogue's name; FOLDER is where tiers keep their files.
 """
 
 import os
@@ -192,7 +193,7 @@ def small_engine(model: str, folder: Path, kind: str) -> LLM:
 def zipf(model: str, folder: Path) -> None:
     """Ask for 56 prompts of 512 tokens, each with 8 of its own behind it, one after the other, from a pool for 5."""
     rng = random.Random(4)
-    asked = rng.choices(range(56), [1 / (rank + 1) for rank in range(56)], k=200)
+    asked = rng.choices(range(56), [1 / (rank + 1) for rank in range(56)], k=400)
     prompts = [[100 + (977 * n + 7 * t) % 40_000 for t in range(512)] + [200 + i] * 8 for i, n in enumerate(asked)]
     engines = {kind: small_engine(model, folder, kind) for kind in ("no_tier", "lru", "tiercel")}
     results: dict[str, list[tuple[float, int, Any]]] = {kind: [] for kind in engines}
@@ -220,7 +221,8 @@ def zipf(model: str, folder: Path) -> None:
         {"measure": "p99_first_token_s", "against": "no_tier", "at_most": 1.0},
         {"measure": "p99_first_token_s", "against": "lru", "at_most": 1.0},
     ]
-    keep(f"zipf-{model}", {"prompts": 56, "requests": 200, "prompt_tokens": 520, "pool_bytes": 64 << 20}, found, reach)
+    work = {"prompts": 56, "requests": len(asked), "prompt_tokens": 520, "pool_bytes": 64 << 20}
+    keep(f"zipf-{model}", work, found, reach)
 
 
 def keep(
