@@ -1,9 +1,10 @@
 """Where training starts: the drafter's tensors before the first step. Functions of the seed and the target alone.
 
-A layer begins as the target's own, one of its last, whose input the last tap nearly is. The taps are divided by their
-root mean squares while training (a few columns are a hundred times the others), so `fc` begins as the last tap itself
-with its own sizes, and a little of everything. The last norm is half the target's: larger ones make logits that take
-hundreds of steps to shrink. Source: measured for SmolLM2-135M; see `docs/drafters.md`.
+A layer begins as the target's own: the third last and those behind it, whose input the last tap nearly is. Not the last
+by itself, which undoes what the others wrote: the first loss is 20 then, and 8 to 9 from the layers before it. The taps
+are divided by their root mean squares while training (a few columns are a hundred times the others), so `fc` begins as
+the last tap itself with its own sizes, and a little of everything. The last norm is half the target's: larger ones make
+logits that take hundreds of steps to shrink. Source: measured for SmolLM2-135M; see `docs/drafters.md`.
 """
 
 import math
@@ -17,6 +18,7 @@ from tiercel.train.target import Target
 
 Floats = npt.NDArray[np.float32]
 
+_N_LAST = 3
 _TABLE_STD = 0.02
 _CODEBOOK_STD = 0.1
 
@@ -62,7 +64,7 @@ def _warm_layers(target: Target, shape: DraftShape) -> Mapping[str, Floats]:
     found = {}
     expected = shape.layer_shapes()
     for i in range(shape.n_layers):
-        layer = target.layer(max(target.n_layers - shape.n_layers + i, 0))
+        layer = target.layer(max(target.n_layers - max(shape.n_layers, _N_LAST) + i, 0))
         if layer is None:
             return {}
         for name, weight in layer.items():
