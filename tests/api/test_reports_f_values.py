@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -153,8 +154,7 @@ def test_l3969_without_an_end_the_context_ends_the_answer(make_rig):
 
 def test_v25538_two_that_do_not_fit_together_both_come_to_their_end(make_rig):
     """A pool of little more than one of them: who is preempted still gets on."""
-    rig = make_rig(limits={"n_pages": 9, "max_len_tokens": 32}, max_num_batched_tokens=32)
-    alone = rig.complete(prompt="a" * 12, max_tokens=19, return_token_ids=True)["choices"][0]["token_ids"]
+    rig = make_rig(runner=GatedRunner, limits={"n_pages": 9, "max_len_tokens": 32}, max_num_batched_tokens=32)
 
     async def together():
         transport = httpx.ASGITransport(rig.app)
@@ -163,9 +163,14 @@ def test_v25538_two_that_do_not_fit_together_both_come_to_their_end(make_rig):
             bodies = [ask | {"prompt": letter * 12} for letter in "abc"]
             return [r.json() for r in await asyncio.gather(*(client.post(COMPLETE, json=body) for body in bodies))]
 
-    answers = asyncio.run(together())
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(asyncio.run, together())
+        wait_until(lambda: rig.core._n_waiting >= 2)  # the first may run
+        rig.runner.open()
+        answers = asked.result()
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [19] * 3
     assert rig.core.snapshot.n_total_preemptions > 0
+    alone = rig.complete(prompt="a" * 12, max_tokens=19, return_token_ids=True)["choices"][0]["token_ids"]
     assert answers[0]["choices"][0]["token_ids"] == alone
     rig.assert_idle()
 

@@ -1,6 +1,9 @@
 """A model with recurrent state through `LLM` and the server: slots, preemption, what start says and refuses."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from time import sleep
 
 import httpx
 import pytest
@@ -90,8 +93,14 @@ def test_beams_go_on_from_kept_states_and_find_what_they_find_without(folder):
 
 def test_preempted_requests_get_what_each_gets_alone(folder, alone):
     # One full layer of 2 heads of 32: 16 tokens in float16 are 4 KiB; 11 pages hold little more than one sequence.
-    with LLM(str(folder), **SMALL, kv_cache_memory_bytes=11 * 4096) as llm:
-        assert answers(llm, PROMPTS) == alone
+    with LLM(str(folder), **SMALL, kv_cache_memory_bytes=11 * 4096) as llm, ThreadPoolExecutor(1) as thread:
+        core, begins = llm.client.core, Event()
+        core.call_soon(begins.wait)  # or a busy machine answers one before it asks the next
+        asked = thread.submit(answers, llm, PROMPTS)
+        while core._n_waiting < len(PROMPTS) and not asked.done():
+            sleep(1e-3)
+        begins.set()
+        assert asked.result() == alone
         assert llm.client.snapshot.n_total_preemptions > 0
 
 

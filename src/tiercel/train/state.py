@@ -1,4 +1,4 @@
-"""A run's state on disk: tensors, the optimiser's two moments of each, and how far it is. Never a pickle.
+"""A run's state on disk: tensors, the optimiser's two moments of each, and how far it is.
 
 `state.safetensors` holds `param.`, `first.` and `second.` tensors; its metadata hold the step, the seconds spent and
 the history. It is replaced as a whole, so what is there is always one moment's.

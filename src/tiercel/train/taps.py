@@ -132,7 +132,7 @@ def record_taps(
             on_shard(n_done)
             rows = np.concatenate(list(runner.rows([one.token_ids for one in shards[i]])))
             assert rows.shape[1] == width, f"taps: rows of {rows.shape[1]} instead of {width}"
-            write_whole(_path(folder, i), partial(np.save, arr=rows, allow_pickle=False))
+            write_whole(_path(folder, i), partial(np.save, arr=rows))
     finally:
         runner.close()
     on_shard(len(missing))
@@ -166,7 +166,7 @@ def _path(folder: Path, shard: int) -> Path:
 
 def _mapped(path: Path, shape: tuple[int, int]) -> Halves:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path}: is damaged ({error}); remove it, and it is made again") from error
     if found.shape != shape or found.dtype != np.float16:

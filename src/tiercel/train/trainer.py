@@ -86,7 +86,7 @@ class Trainer:
         self.params = {
             name: torch.from_numpy(np.array(one)).to(device).requires_grad_() for name, one in state.params.items()
         }
-        # The moments are set by hand, so that they are the state's own and no pickle is needed for them.
+        # The moments are set by hand, so that they are the state's own, tensors as all else.
         self._optimiser = torch.optim.AdamW(self.params.values(), lr=0.0, betas=_BETAS, weight_decay=0.0)
         for name, param in self.params.items():
             if state.first:
