@@ -145,10 +145,7 @@ class BlockDrafter(DraftModel):
         """Record one pass over blocks; `hidden` is the normed state of every row."""
         del norm_weights_include_one
         c, n = self.config, self.config.layers
-        named = {name: tensors[name] for name in (*self.draft_weights(), *self.shared_weights()) if name in tensors}
-        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-        formats = {name: tensor.format for name, tensor in named.items()}
-        rec = Recorder(f"{self.name} drafter", shapes, formats, ComputeDtype(compute_dtype), keeps_hidden=True)
+        rec = self.recorder(tensors, compute_dtype)
         table = rope_table(rec, n, n.rope.max_len_tokens if max_len_tokens is None else max_len_tokens)
         masked = "draft.mask_embedding" if c.mask_token_id < 0 else None
         x = rec.embed(c.embedding, scale=c.input_scale, masked=masked)

@@ -166,10 +166,7 @@ class Eagle3(DraftModel):
         """Record one pass; `hidden` is what the next is given."""
         del norm_weights_include_one
         c, n = self.config, self.config.layers
-        named = {name: tensors[name] for name in (*self.draft_weights(), *self.shared_weights()) if name in tensors}
-        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-        formats = {name: tensor.format for name, tensor in named.items()}
-        rec = Recorder("eagle3 drafter", shapes, formats, ComputeDtype(compute_dtype), keeps_hidden=True)
+        rec = self.recorder(tensors, compute_dtype)
         table = rope_table(rec, n, n.rope.max_len_tokens if max_len_tokens is None else max_len_tokens)
         token, x = rec.embed(c.embedding, scale=c.input_scale), rec.given(n.hidden_size)
         for i in range(n.n_layers):

@@ -140,6 +140,13 @@ class DraftModel(ABC):
             ShapeError: sizes do not fit an op's contract.
         """
 
+    def recorder(self, tensors: Mapping[str, Tensor], compute_dtype: ComputeDtype) -> Recorder:
+        """Return what a draft pass over its own and its target's tensors is written with."""
+        named = {name: tensors[name] for name in (*self.draft_weights(), *self.shared_weights()) if name in tensors}
+        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+        formats = {name: tensor.format for name, tensor in named.items()}
+        return Recorder(f"{self.name} drafter", shapes, formats, ComputeDtype(compute_dtype), keeps_hidden=True)
+
     @abstractmethod
     def head(self) -> HeadSpec:
         """Return how drafts are picked from the pass's logits."""
