@@ -11,24 +11,12 @@ namespace tiercel {
 namespace {
 
 using sampler_noise::kBlock;
+using sampler_noise::largest_of_block;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr int kLanes = 16;
 
 float sigmoid(float x) { return static_cast<float>(1.0 / (1.0 + std::exp(-double{x}))); }
-
-float largest_of_block(const float* x) {
-  float m[kLanes];
-  for (int j = 0; j < kLanes; ++j) m[j] = x[j];
-  for (int i = 1; i < kBlock / kLanes; ++i) {
-    for (int j = 0; j < kLanes; ++j) m[j] = m[j] > x[i * kLanes + j] ? m[j] : x[i * kLanes + j];
-  }
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int j = 0; j < width; ++j) m[j] = m[j] > m[j + width] ? m[j] : m[j + width];
-  }
-  return m[0];
-}
 
 // The ids of the n largest of x, best first, the lower id first of equals. Blocks below the last of them are passed over.
 void find_best(const float* x, int64_t n_x, int64_t n, int32_t* ids) {

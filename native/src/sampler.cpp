@@ -17,11 +17,11 @@ namespace tiercel {
 namespace {
 
 using sampler_noise::kBlock;
+using sampler_noise::largest_of_block;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kFloatMax = std::numeric_limits<float>::max();
-constexpr int kLanes = 16;
 constexpr auto kBits = [] {
   std::array<uint32_t, 32> bits{};
   for (int j = 0; j < 32; ++j) bits[static_cast<size_t>(j)] = uint32_t{1} << j;
@@ -35,18 +35,6 @@ constexpr float kBucketsPerUnit = 64.0f;
 
 // An edited logit as float32. An edit does not forbid a token or make it infinite; a forbidden one stays so.
 float settle(float before, double after) { return before == -kInf ? before : static_cast<float>(std::clamp(after, -kFloatMax, kFloatMax)); }
-
-float largest_of_block(const float* x) {
-  float m[kLanes];
-  for (int j = 0; j < kLanes; ++j) m[j] = x[j];
-  for (int i = 1; i < kBlock / kLanes; ++i) {
-    for (int j = 0; j < kLanes; ++j) m[j] = m[j] > x[i * kLanes + j] ? m[j] : x[i * kLanes + j];
-  }
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int j = 0; j < width; ++j) m[j] = m[j] > m[j + width] ? m[j] : m[j + width];
-  }
-  return m[0];
-}
 
 uint64_t sum_of_weights(const float* x, int64_t n, double largest) {
   uint64_t total = 0;

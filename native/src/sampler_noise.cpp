@@ -106,4 +106,16 @@ int64_t draw(const float* z, const float* block_max, int64_t n_blocks, int64_t l
   return best_id;
 }
 
+float largest_of_block(const float* x) {
+  float m[kLanes];
+  for (int j = 0; j < kLanes; ++j) m[j] = x[j];
+  for (int i = 1; i < kBlock / kLanes; ++i) {
+    for (int j = 0; j < kLanes; ++j) m[j] = m[j] > x[i * kLanes + j] ? m[j] : x[i * kLanes + j];
+  }
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) m[j] = m[j] > m[j + width] ? m[j] : m[j + width];
+  }
+  return m[0];
+}
+
 } // namespace tiercel::sampler_noise

@@ -27,4 +27,7 @@ double gumbel(uint32_t word);
 // 0.
 int64_t draw(const float* z, const float* block_max, int64_t n_blocks, int64_t likeliest, Key key);
 
+// The largest of x [64], none of them NaN.
+float largest_of_block(const float* x);
+
 } // namespace tiercel::sampler_noise
