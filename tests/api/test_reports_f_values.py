@@ -165,7 +165,7 @@ def test_v25538_two_that_do_not_fit_together_both_come_to_their_end(make_rig):
 
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(asyncio.run, together())
-        wait_until(lambda: rig.core._n_waiting >= 2)  # the first may run
+        wait_until(lambda: len(rig.client._owners) == 3)
         rig.runner.open()
         answers = asked.result()
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [19] * 3

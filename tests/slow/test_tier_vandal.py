@@ -18,7 +18,7 @@ model, folder, seed, n = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.arg
 rng = random.Random(seed)
 prompts = [[(s * 31 + t * 3) % 250 for t in range(48 + 7 * s)] for s in range(8)]
 tier = {"type": "disk", "path": folder, "capacity": "300KiB", "store_sights": 1, "rest_s": 0.2}
-options = {"threads": 1, "max_num_seqs": 4, "max_model_len": 192}
+options = {"threads": 1, "max_num_seqs": 1, "max_model_len": 192}  # too small a pool for what is asked again
 params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2)
 
 
