@@ -64,16 +64,15 @@ void bind_drafting(nb::module_& m) {
           "target_hidden"_a = nb::none(), "hidden"_a = nb::none());
   m.def(
       "choose_drafts",
-      [](const std::vector<std::vector<float>>& confidence, int64_t n_rows, int64_t n_seqs, std::vector<double> step_seconds,
-         std::vector<double> chances) {
+      [](const std::vector<std::vector<float>>& confidence, int64_t n_rows, std::vector<double> step_seconds, std::vector<double> chances) {
         std::vector<const float*> rows;
         std::vector<int32_t> counts;
         for (const auto& own : confidence) rows.push_back(own.data()), counts.push_back(static_cast<int32_t>(own.size()));
         std::vector<DraftOffer> offers;
-        choose_drafts({std::move(step_seconds), std::move(chances)}, rows, n_rows, n_seqs, counts, offers);
+        choose_drafts({std::move(step_seconds), std::move(chances)}, rows, n_rows, counts, offers);
         return counts;
       },
-      "confidence"_a, "n_rows"_a, "n_seqs"_a, "step_seconds"_a, "chances"_a, "How many of each sequence's drafts a step computes.");
+      "confidence"_a, "n_rows"_a, "step_seconds"_a, "chances"_a, "How many of each sequence's drafts a step computes.");
 }
 
 } // namespace tiercel

@@ -13,8 +13,8 @@ double DraftPolicy::seconds(int64_t n_rows) const {
   return step_seconds.back() + std::max(slope, 0.0) * static_cast<double>(n_rows - n);
 }
 
-void choose_drafts(const DraftPolicy& policy, std::span<const float* const> confidence, int64_t n_rows, int64_t n_seqs,
-                   std::span<int32_t> counts, std::vector<DraftOffer>& offers) {
+void choose_drafts(const DraftPolicy& policy, std::span<const float* const> confidence, int64_t n_rows, std::span<int32_t> counts,
+                   std::vector<DraftOffer>& offers) {
   if (policy.step_seconds.empty()) return;
   offers.clear();
   for (size_t s = 0; s < counts.size(); ++s) {
@@ -31,7 +31,7 @@ void choose_drafts(const DraftPolicy& policy, std::span<const float* const> conf
     if (a.survival != b.survival) return a.survival > b.survival;
     return a.draft != b.draft ? a.draft < b.draft : a.seq < b.seq;
   });
-  double expected = static_cast<double>(n_seqs), best = expected / policy.seconds(n_rows);
+  double expected = static_cast<double>(n_rows), best = expected / policy.seconds(n_rows);
   size_t n_best = 0;
   for (size_t n = 1; n <= offers.size(); ++n) {
     expected += offers[n - 1].survival;

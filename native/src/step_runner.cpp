@@ -273,10 +273,9 @@ void StepRunner::place(Work& w, size_t s, std::span<const int32_t> drafts) {
 
 void StepRunner::place_own_drafts(Work& w) {
   own_seqs_.clear(), own_counts_.clear(), own_confidence_.clear();
-  int64_t n_rows = 0, n_sampled = 0;
+  int64_t n_rows = 0;
   for (size_t s = 0; s < w.seq_slot.size(); ++s) {
     n_rows += w.has_own(s) ? 1 : w.seq_tokens[s];
-    n_sampled += w.seq_samples[s] != 0;
     if (!w.has_own(s)) continue;
     const int64_t n_known = slots_[static_cast<size_t>(w.seq_slot[s])].n_tokens;
     const auto confidence = drafting_->confidence_of(w.seq_slot[s], n_known);
@@ -286,7 +285,7 @@ void StepRunner::place_own_drafts(Work& w) {
     own_counts_.push_back(static_cast<int32_t>(std::min({static_cast<int64_t>(confidence.size()), int64_t{w.seq_tokens[s]} - 1, n_room})));
   }
   if (own_seqs_.empty()) return;
-  choose_drafts(*w.policy, own_confidence_, n_rows, n_sampled, own_counts_, offers_);
+  choose_drafts(*w.policy, own_confidence_, n_rows, own_counts_, offers_);
   for (size_t i = 0; i < own_seqs_.size(); ++i) {
     const auto s = static_cast<size_t>(own_seqs_[i]);
     const auto drafts = drafting_->drafts_of(w.seq_slot[s], slots_[static_cast<size_t>(w.seq_slot[s])].n_tokens);

@@ -214,11 +214,15 @@ TEST(a_sequence_whose_drafts_are_likelier_computes_more_of_them) {
   const float* both[] = {unsure, sure};
   std::vector<DraftOffer> offers;
   std::vector<int32_t> counts = {3, 3};
-  choose_drafts({{1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.9, 2.9}, {}}, both, 2, 2, counts, offers);
+  choose_drafts({{1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.9, 2.9}, {}}, both, 2, counts, offers);
   CHECK((counts == std::vector<int32_t>{1, 3}));
   counts = {3, 3};
-  choose_drafts({{1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.9, 2.9}, {1.0, 0.0}}, both, 2, 2, counts, offers);
+  choose_drafts({{1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.9, 2.9}, {1.0, 0.0}}, both, 2, counts, offers);
   CHECK((counts == std::vector<int32_t>{1, 1}));
+  // Beside the rows of a prompt, which are worth a token each, a draft must be surer.
+  counts = {3, 3};
+  choose_drafts({{1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.9, 2.9}, {}}, both, 6, counts, offers);
+  CHECK((counts == std::vector<int32_t>{0, 0}));
 }
 
 } // namespace tiercel

@@ -185,12 +185,12 @@ TIMES = st.lists(st.floats(0.01, 10), min_size=1, max_size=12)
 @given(OFFERS, st.integers(0, 9), TIMES, st.lists(st.floats(0, 1.5), max_size=4))
 def test_a_step_chooses_as_the_budget_does(confidence, n_more, step_seconds, chances):
     n = len(confidence)
-    want = chosen(confidence, n_rows=n + n_more, n_sequences=n, policy=(step_seconds, chances))
-    assert _native.choose_drafts(confidence, n + n_more, n, step_seconds, chances) == want
+    want = chosen(confidence, n_rows=n + n_more, policy=(step_seconds, chances))
+    assert _native.choose_drafts(confidence, n + n_more, step_seconds, chances) == want
 
 
 def test_equal_chances_are_taken_by_position_and_then_by_sequence():
-    flat = [1.0, 1.0, 1.0, 9.0, 9.0, 9.0]
-    assert _native.choose_drafts([[1.0, 1.0], [1.0]], 1, 2, flat, []) == [1, 1]
-    assert _native.choose_drafts([[1.0, 1.0], [0.5]], 1, 2, flat, []) == [2, 0]
-    assert _native.choose_drafts([[1.0, 1.0], [0.5]], 1, 2, [], []) == [2, 1]
+    flat = [1.0, 1.0, 1.0, 1.0, 9.0, 9.0]
+    assert _native.choose_drafts([[1.0, 1.0], [1.0]], 2, flat, []) == [1, 1]
+    assert _native.choose_drafts([[1.0, 1.0], [0.5]], 2, flat, []) == [2, 0]
+    assert _native.choose_drafts([[1.0, 1.0], [0.5]], 2, [], []) == [2, 1]

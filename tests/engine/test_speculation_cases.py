@@ -176,7 +176,12 @@ class Timed(FakeRunner):
     late_s = 0.0
     now_s = 0.0
 
+    def __init__(self, limits):
+        super().__init__(limits)
+        self.plans = []
+
     def _run(self, plan):
+        self.plans.append(plan)
         result = super()._run(plan)
         n_rows = sum(plan.seq_tokens.tolist())
         if result.seq_drafted is not None:
@@ -217,6 +222,30 @@ def test_it_gives_up_where_the_clock_says_that_waiting_costs_more_than_it_brings
     speculation, runner = play_timed(0.05, 1.0, n_tokens=900, late_s=0.02)
     assert speculation.counts.n_drafts < 100  # three tries of 24
     assert runner.n_steps_run > 450
+
+
+@pytest.mark.parametrize(("n_prompt", "n_long"), [(300, 3), (40, 0)])
+def test_no_drafts_are_computed_beside_a_long_prompt(n_prompt, n_long):
+    runner = Timed(make_limits(max_logits_rows=96, max_step_tokens=96, max_len_tokens=1024, n_pages=400))
+    runner.slope = 0.01
+    want, late = expected_tokens(PROMPT, 320, GREEDY), [(7 * i) % 97 for i in range(n_prompt)]
+    drafter = KnowingDrafter({tuple(PROMPT): [want]}, p_right=1.0)
+    speculation = adaptive(drafter, 8, clock=lambda: runner.now_s)
+    bench = Bench(runner=runner, speculation=speculation, max_draft_rows=24, max_num_batched_tokens=64)
+    bench.add("a", PROMPT, max_tokens=300, temperature=0.0)
+    while len(bench.tokens.get("a", [])) < 100:
+        bench.step()
+    assert speculation.counts.n_accepted_tokens > 20
+    n_before = len(runner.plans)
+    bench.add("late", late, max_tokens=4, temperature=0.0)
+    bench.run()
+    beside = [plan for plan in runner.plans[n_before:] if len(plan.seq_slot) == 2 and max(plan.seq_tokens[1:]) > 10]
+    assert sum(int(plan.seq_tokens[1]) for plan in beside) >= n_prompt - 16
+    kinds = [(n_prompt - int(plan.seq_start[1]) > 128, plan.drafts is not None) for plan in beside]
+    assert sum(is_long for is_long, _ in kinds) == n_long
+    assert not any(drafts for is_long, drafts in kinds if is_long)
+    assert any(drafts for is_long, drafts in kinds if not is_long)
+    assert bench.tokens == {"a": want[:300], "late": expected_tokens(late, 4, GREEDY)}
 
 
 class Gapped(Timed):

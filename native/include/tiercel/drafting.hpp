@@ -54,11 +54,11 @@ struct DraftOffer {
   int32_t draft, seq;
 };
 
-// Chooses how many of each sequence's drafts to compute in a step that has n_rows rows of n_seqs sampled sequences without any: as many as
-// make the most tokens a second, likeliest first, ties by position, then by sequence. counts: in, how many there are; out, how many to
+// Chooses how many of each sequence's drafts to compute in a step that has n_rows rows without any: as many as make the most tokens a
+// second, a prompt's among them, likeliest first, ties by position, then by sequence. counts: in, how many there are; out, how many to
 // compute. confidence[s]: of sequence s's drafts, none of them NaN. offers: scratch.
-void choose_drafts(const DraftPolicy& policy, std::span<const float* const> confidence, int64_t n_rows, int64_t n_seqs,
-                   std::span<int32_t> counts, std::vector<DraftOffer>& offers);
+void choose_drafts(const DraftPolicy& policy, std::span<const float* const> confidence, int64_t n_rows, std::span<int32_t> counts,
+                   std::vector<DraftOffer>& offers);
 
 // One sequence of a step that has sampled.
 struct DraftSequence {

@@ -320,7 +320,6 @@ class Drafting:
 def choose_drafts(
     confidence: Sequence[Sequence[float]],
     n_rows: int,
-    n_seqs: int,
     step_seconds: Sequence[float],
     chances: Sequence[float],
 ) -> list[int]: ...

@@ -357,7 +357,7 @@ class EngineCore:
     def _submit_next(self) -> bool:
         scheduler, runner = self._scheduler, self._runner
         if self._speculation is not None:
-            self._speculation.prepare(scheduler.running)
+            self._speculation.prepare(scheduler.running, scheduler.n_begun_next)
         n_draft = self._speculation.n_draft if self._speculation is not None else 0
         step = scheduler.plan(self.clock(), n_draft=n_draft)
         for slot in scheduler.pop_released_slots():

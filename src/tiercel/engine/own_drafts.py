@@ -18,7 +18,7 @@ import msgspec
 
 from tiercel.engine.request import State
 from tiercel.engine.stats import SpeculationCounts
-from tiercel.spec.budget import StepCosts, n_for_batch
+from tiercel.spec.budget import N_PROMPT_TOKENS_ALONE, StepCosts, n_for_batch
 from tiercel.spec.settings import SpeculationSettings
 
 if TYPE_CHECKING:
@@ -87,14 +87,23 @@ class OwnDrafts:
             self._told = self.counts.copy()
         return self._told
 
-    def prepare(self, running: "Iterable[Sequence]") -> None:
-        """Say of which sequences the next step may compute drafts, and set `n_draft`: how many it makes of each."""
+    def prepare(self, running: "Iterable[Sequence]", n_begun: int = 0) -> None:
+        """Say of which sequences the next step may compute drafts, and set `n_draft`: how many it makes of each.
+
+        `n_begun`: tokens of a prompt that it may begin.
+        """
         ready: list[Sequence] = []
         for sequence in running:
             sequence.n_drafts_wanted = 0
-            is_decoding = sequence.n_total - sequence.n_computed == 1 and sequence.pools is None
-            if is_decoding and sequence.n_total < sequence.max_total_tokens:
-                ready.append(sequence)
+            n_missing = sequence.n_total - sequence.n_computed
+            if n_missing == 1 and sequence.pools is None:
+                if sequence.n_total < sequence.max_total_tokens:
+                    ready.append(sequence)
+            else:
+                n_begun += n_missing
+        if self._settings.is_adaptive and ready and n_begun > N_PROMPT_TOKENS_ALONE:
+            self.n_draft = 0
+            return
         # The step may begin sequences as well, so one that decodes none drafts.
         self.n_draft = self._n_wanted(max(len(ready), 1))
         for sequence in ready:

@@ -227,6 +227,16 @@ class Scheduler:
         """
         insort(self.waiting, sequence, key=_rank)
 
+    @property
+    def n_begun_next(self) -> int:
+        """Tokens of the sequence that the next plan may begin; 0 if none waits that has a slot and pages."""
+        if not self.waiting or not self._free_slots or len(self.running) >= self._n_running_max:
+            return 0
+        sequence = self.waiting[0]
+        n_tokens = len(sequence.token_ids)
+        has_room = self.pool.n_free * self._page_size > n_tokens
+        return n_tokens if has_room and sequence.state is not State.LOADING else 0
+
     def plan(self, now_s: float, *, n_draft: int = 0) -> PlannedStep | None:
         """Plan the next step, or None when nothing can be computed now. `n_draft`: what its runner drafts by itself."""
         step = PlannedStep(self._planned_id + 1, n_draft=n_draft, drafts_own=self._drafts_own)

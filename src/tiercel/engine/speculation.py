@@ -28,7 +28,7 @@ import msgspec
 
 from tiercel.engine.request import State
 from tiercel.engine.stats import SpeculationCounts
-from tiercel.spec.budget import Acceptance, StepCosts, choose, n_for_batch
+from tiercel.spec.budget import N_PROMPT_TOKENS_ALONE, Acceptance, StepCosts, choose, n_for_batch
 from tiercel.spec.drafters.interface import BatchDrafter, Drafter, Proposal, Sampling, SequenceDrafter
 from tiercel.spec.settings import SpeculationSettings
 
@@ -127,20 +127,24 @@ class Speculation:
             self._told = self.counts.copy()
         return self._told
 
-    def prepare(self, running: "Iterable[Sequence]") -> None:
-        """Say which drafts the next step should compute."""
+    def prepare(self, running: "Iterable[Sequence]", n_begun: int = 0) -> None:
+        """Say which drafts the next step should compute. `n_begun`: tokens of a prompt that it may begin."""
         ready: list[tuple[Sequence, _Followed]] = []
         n_rows = 0
         for sequence in running:
             sequence.n_drafts_wanted = 0
             if self._is_paused:
                 continue
-            if sequence.n_total - sequence.n_computed != 1 or sequence.n_total >= sequence.max_total_tokens:
+            n_missing = sequence.n_total - sequence.n_computed
+            if n_missing != 1 or sequence.n_total >= sequence.max_total_tokens:
+                n_begun += n_missing
                 continue
             n_rows += 1
             followed = self._follow(sequence)
             if followed is not None:
                 ready.append((sequence, followed))
+        if self._settings.is_adaptive and n_begun > N_PROMPT_TOKENS_ALONE:
+            return
         if self._batch is not None:
             self._prepare_batch(ready, n_rows)
             return

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 # Until steps of two sizes were measured: what each further row costs, in steps of one row. Between the two above.
 _ROW_COST = 0.15
 _N_ROWS_MAX = 512
+# Tokens of prompts with which a step has no drafts: arithmetic is its limit, so a draft takes as long as a prompt's
+# token, which is not in doubt, and comes after a drafter's pass.
+N_PROMPT_TOKENS_ALONE = 128
 _FADES = 0.99  # of what was measured, for each step since
 _OF_FIT = 2.0  # steps that the straight line counts for, beside those of just that size
 

@@ -64,18 +64,15 @@ def chosen(
     confidences: Sequence[Sequence[float]],
     *,
     n_rows: int,
-    n_sequences: int,
     policy: tuple[Sequence[float], Sequence[float]],
 ) -> list[int]:
-    """Choose how many drafts of each sequence a step computes that has `n_rows` rows of `n_sequences` without any."""
+    """Choose how many drafts of each sequence a step computes that has `n_rows` rows without any."""
     step_seconds, factors = policy
     if not step_seconds:
         return [len(own) for own in confidences]
     chances = [_chances(own, factors) for own in confidences]
-    # `choose` takes a plain step's tokens for its rows; here a prompt's rows bring none.
-    n_more = n_rows - n_sequences
     n_all = sum(map(len, chances))
-    return choose(chances, lambda n: seconds_of(step_seconds, n + n_more), n_rows=n_sequences, n_drafts_max=n_all)[0]
+    return choose(chances, lambda n: seconds_of(step_seconds, n), n_rows=n_rows, n_drafts_max=n_all)[0]
 
 
 def seconds_of(table: Sequence[float], n_rows: int) -> float:

@@ -412,13 +412,7 @@ class FakeRunner:
             n = min(int(plan.seq_tokens[s]) - 1, len(ids))
             there[s] = ids[:n], confidence[:n]
         n_rows = int(sum(1 if s in there else n for s, n in enumerate(plan.seq_tokens.tolist())))
-        n_sequences = int(np.asarray(plan.seq_samples).sum())
-        numbers = chosen(
-            [confidence for _, confidence in there.values()],
-            n_rows=n_rows,
-            n_sequences=n_sequences,
-            policy=found.policy,
-        )
+        numbers = chosen([confidence for _, confidence in there.values()], n_rows=n_rows, policy=found.policy)
         return {s: ids[:n] for (s, (ids, _)), n in zip(there.items(), numbers, strict=True)}
 
     def _make_drafts(
