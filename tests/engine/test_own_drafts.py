@@ -3,8 +3,8 @@
 import math
 from itertools import pairwise
 
-import test_random_traces as traces
 import pytest
+import test_random_traces as traces
 from engine_kit import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
