@@ -12,7 +12,13 @@ from tiercel.api.http.settings import ServerSettings
 from tiercel.protocol.structured import StructuredOutputsParams
 from tiercel.testing.tiny_model import LATENT_CONFIG, write_tiny_model
 
-SMALL = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 16}
+SMALL = {
+    "threads": 1,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "block_size": 16,
+    "reasoning_config": {"reasoning_start_str": "<", "reasoning_end_str": ">"},
+}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 7, "adaptive": False}
 NGRAM = {
     "method": "ngram",
@@ -35,6 +41,8 @@ CASES = {
     "held": {"temperature": 0.0, "min_tokens": 9, "stop_token_ids": list(range(90, 200))},
     "stopped": {"temperature": 0.6, "seed": 2, "allowed_token_ids": [97, 98, 99], "stop": ["cab", "bb"]},
     "formed": {"temperature": 0.8, "seed": 5, "structured_outputs": StructuredOutputsParams(regex="(ab|cab|ac){3,20}")},
+    # Reasoning begins by chance, again and again, and is ended by force inside of what was drafted.
+    "bounded": {"temperature": 0.8, "seed": 7, "allowed_token_ids": [60, 62, 97, 98], "thinking_token_budget": 3},
     "two": {"temperature": 0.8, "seed": 6, "n": 2},
 }
 
