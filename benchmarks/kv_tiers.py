@@ -26,13 +26,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from keeping import command_of, keep_row
+
 from tiercel import LLM, SamplingParams
-from tiercel.bench import machine, rows
-from tiercel.bench.offline import Told, make_row
+from tiercel.bench.offline import Told
+from tiercel.bench.rows import percentile
 from tiercel.kv.tiers import disk_index, disk_state
 
 IDS = [(7919 * i) % 40_000 + 100 for i in range(2048)]
-RESULTS = Path(os.environ.get("RESULTS", Path(__file__).parent / "results")) / "kv_tiers.jsonl"
+COMPARED = "tokens, and log-probabilities of first tokens, equal those computed"
 ONE = SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)
 
 
@@ -211,7 +213,7 @@ def zipf(model: str, folder: Path) -> None:
         found[kind] = {
             "hit_frac": [sum(n for _, n, _ in one) / sum(map(len, prompts))],
             "mean_first_token_s": [statistics.mean(times)],
-            "p99_first_token_s": [rows.percentile(times, 99)],
+            "p99_first_token_s": [percentile(times, 99)],
             "first_token_s": times,
         }
     assert answers["no_tier"] == answers["lru"] == answers["tiercel"]
@@ -231,23 +233,8 @@ def keep(
     found: dict[str, dict[str, list[float]]],
     reach: list[dict[str, Any]],
 ) -> None:
-    """Write a row of what each contestant's measures were, run by run, and print what it says."""
-    contestants = {
-        name: rows.Contestant(
-            machine.versions(("numpy",)),
-            {},
-            {measure: rows.spread(values) for measure, values in measures.items()},
-            {"compared": "tokens, and log-probabilities of first tokens, equal those computed"},
-        )
-        for name, measures in found.items()
-    }
-    command = f"python benchmarks/kv_tiers.py {' '.join(sys.argv[1:3])}"
-    told = Told(case=case, bench="kv_tiers", command=command, reach=reach)
-    row = rows.append(RESULTS, make_row(told, {"work": work, "engine": {}}, contestants, {}, machine.describe()))
-    print(row["row"], case)
-    for name, measures in found.items():
-        print(f"  {name}", {measure: round(statistics.median(values), 4) for measure, values in measures.items()})
-    print(*(f"  {one}" for one in row["reach"]), sep="\n")
+    """Write the row of a case."""
+    keep_row(Told(case=case, bench="kv_tiers", command=command_of(), reach=reach), work, found, COMPARED)
 
 
 def main() -> None:

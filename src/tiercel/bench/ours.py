@@ -75,6 +75,13 @@ class OurEngine:
         """See `LocalEngine.encode`."""
         return list(self._llm.get_tokenizer().encode(text))
 
+    def ask(self, text: str) -> list[int]:
+        """Return a question's token ids, as the model expects to be asked."""
+        if not self._llm.has_chat_template:
+            return self.encode(text)
+        messages = [{"role": "user", "content": text}]
+        return list(self._llm.engine.conversations.prompt(messages)["prompt_token_ids"])
+
     def generate(self, requests: Sequence[Request]) -> Run:
         """See `Competitor.generate`."""
         from tiercel.protocol.params import SamplingParams

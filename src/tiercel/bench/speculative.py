@@ -117,10 +117,7 @@ class LocalPair:
 
     def ask(self, text: str) -> list[int]:
         """See `Pair.ask`."""
-        if not self._llm.has_chat_template:
-            return self._with.encode(text)
-        messages = [{"role": "user", "content": text}]
-        return list(self._llm.engine.conversations.prompt(messages)["prompt_token_ids"])
+        return self._with.ask(text)
 
     def _engine(self, *, speculates: bool) -> ours.OurEngine:
         if self._speculation is not None and self._is_paused == speculates:
@@ -245,7 +242,7 @@ def _round(
             measures[name] = {"first_token_s": first_s}
         else:
             runs[name] = pair.generate(requests, speculates=speculates)
-            measures[name] = _measure(requests, runs[name])
+            measures[name] = decode_measures(requests, runs[name])
         fault = fault_of(runs[name], requests)
         if fault:
             raise RequestFailed(f"bench latency: {name}: {fault}; report this")
@@ -266,7 +263,11 @@ def _round(
     return measures, list(runs[OURS].token_ids)
 
 
-def _measure(requests: Sequence[Request], run: Run) -> dict[str, float]:
+def decode_measures(requests: Sequence[Request], run: Run) -> dict[str, float]:
+    """Return the measures of a run; see the module's docstring.
+
+    Raises: RequestFailed: it has no times.
+    """
     if run.first_token_s is None or run.decode_s is None:
         raise RequestFailed("bench latency: no time of the first token, or of the last; report this")
     rates = [(one.max_tokens - 1) / took_s for one, took_s in zip(requests, run.decode_s, strict=True)]
