@@ -4,9 +4,10 @@ Owner: the engine's thread. The runner makes drafts at the end of a step and dec
 to compute; steps are planned ahead all the while. What is decided here: whether a step of so many sequences drafts at
 all, how many rows it may have, and what the runner is told of costs and chances to choose by.
 
-Whether drafting pays is measured for loads apart, by powers of two: tokens a second of steps that draft, the drafter's
-time included, against what steps without any take. Where it does not, drafting stops for a while, longer each time, and
-is tried again. A drafter that gives no numbers is stopped for good.
+Whether drafting pays is measured for loads apart, by powers of two: what steps that draft take, the drafter's time
+included, against what plain steps would have taken for as many tokens. What is won is credit, up to a bound. Where a
+load has lost its credit and a stake, drafting stops for a while, longer each time, and is tried again with a new stake.
+A drafter that gives no numbers is stopped for good.
 
 Invariants (`check`): drafts are remembered of sequences that have not ended; acceptance by position does not grow.
 """
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _N_PLAIN: Final = 8  # steps without drafts before a load drafts: what is to be beaten
-_N_TRIED: Final = 32  # steps after which it looks whether drafting is worth it
-# Steps for which it then does not draft if it was not: at first, and at most. A loss of a tenth in 32 of 32 + 512 steps
-# is one of less than a hundredth, and it halves each time.
+# In plain steps of one sequence, whose tokens a step scatter by about one: what drafting may lose before it stops, and
+# what it may have won at most. A gain of a tenth loses such a stake once in some thirty tries, by chance.
+_STAKE: Final = 12.0
+_CREDIT_MAX: Final = 48.0
+# Steps for which it then does not draft: at first, and at most. A stake is two hundredths of the first, and it halves.
 _N_HELD, _N_HELD_MAX = 512, 16384
 _N_TOLD: Final = 16  # steps between two tellings of costs and chances
 _N_COSTS: Final = 128  # rows of the table
@@ -47,9 +50,7 @@ class _Load(msgspec.Struct):
     """Steps of about as many sequences."""
 
     n_plain: int = 0
-    n_tried: int = 0  # steps with drafting since it looked
-    earned_s: float = 0.0  # what plain steps would have taken for the tokens that came
-    spent_s: float = 0.0
+    credit: float = _STAKE  # in plain steps; times the root of the number of sequences, as their mean scatters less
     n_held: int = 0  # steps yet to come without
     hold: int = _N_HELD
 
@@ -175,16 +176,15 @@ class OwnDrafts:
         load.n_held = max(load.n_held - 1, 0)
         if step.n_draft == 0 or not self._settings.is_adaptive:
             return
-        load.n_tried += 1
-        load.spent_s += compute_s + result.draft_ns * 1e-9
-        load.earned_s += len(result.row_seq) / n * self._costs.seconds(n)
-        if load.n_tried < _N_TRIED:
-            return
-        if load.earned_s < load.spent_s:
+        plain_s = self._costs.seconds(n)
+        # One slow step is somebody else's work on this machine.
+        spent_s = min(compute_s, 2.0 * self._costs.seconds(n_rows)) + min(result.draft_ns * 1e-9, 2.0 * plain_s)
+        load.credit += (len(result.row_seq) / n - spent_s / plain_s) * n**0.5
+        if load.credit < 0.0:
+            load.credit = _STAKE
             load.n_held, load.hold = load.hold, min(2 * load.hold, _N_HELD_MAX)
-        else:
-            load.hold = _N_HELD
-        load.n_tried, load.earned_s, load.spent_s = 0, 0.0, 0.0
+        elif load.credit >= _CREDIT_MAX:
+            load.credit, load.hold = _CREDIT_MAX, _N_HELD
 
     def _remember(self, step: "PlannedStep", result: "StepResult") -> None:
         """Keep what the step drafted: masks need the tokens, and what comes next is compared with the confidences."""
