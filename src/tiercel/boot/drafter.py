@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tiercel.models.drafters.interface import DraftModel
     from tiercel.models.model import Model
     from tiercel.ops.lowered import Lowered
-    from tiercel.quant.formats import Format
     from tiercel.runner.drafting import Drafting
     from tiercel.spec.settings import SpeculationSettings
 
@@ -22,11 +21,10 @@ _N_CHAINED = 3  # each takes a pass
 
 
 class PlannedDrafter(msgspec.Struct, frozen=True):
-    """A drafter as it will be used. `weights`: the format its float matrices get; None: their own."""
+    """A drafter as it will be used."""
 
     checkpoint: "DraftCheckpoint"
     lowered: "Lowered"
-    weights: "Format | None"
     n_draft: int  # of one sequence in a step
     text: str  # all its arithmetic but the weights' values
     n_target_vocab: int

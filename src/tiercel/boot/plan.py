@@ -194,22 +194,20 @@ def _with_method(options: EngineOptions) -> Mapping[str, Any]:
 def _plan_drafter(
     options: EngineOptions, opened: "DraftCheckpoint", checkpoint: "Checkpoint", model: "Model", max_len_tokens: int
 ) -> "PlannedDrafter":
-    from tiercel.models.drafters.checkpoint import usual_weights
     from tiercel.ops.passes import lower_and_fuse
     from tiercel.ops.recorder import ComputeDtype
 
     settings, drafter = settings_of(options), opened.model
-    weights = usual_weights(model, checkpoint.tensors)
     shared = {name: checkpoint.tensors[name].shape for name in drafter.shared_weights()}
     program = drafter.record_draft(
-        {**planned_tensors(checkpoint, shared, options.quantization), **opened.planned(weights)},
+        {**planned_tensors(checkpoint, shared, options.quantization), **opened.planned()},
         first=model.info.next_layer,
         compute_dtype=ComputeDtype.FLOAT32 if options.compute_dtype == "float32" else ComputeDtype.AUTO,
         max_len_tokens=max_len_tokens,
         norm_weights_include_one=checkpoint.norm_weights_include_one,
     )
     n_draft = settings.n_tokens_max if settings.says_n_tokens else usual_number(drafter)
-    return PlannedDrafter(opened, lower_and_fuse(program), weights, n_draft, program.text(), model.info.vocab_size)
+    return PlannedDrafter(opened, lower_and_fuse(program), n_draft, program.text(), model.info.vocab_size)
 
 
 def _model_of(runner: str, checkpoint: "Checkpoint") -> "tuple[Model, SentenceFiles | None]":
@@ -291,7 +289,7 @@ def _record(
 
     tensors: dict[str, Any] = {**planned_tensors(checkpoint, model.expected_weights(), options.quantization)}
     if drafter is not None:
-        tensors |= drafter.checkpoint.planned(drafter.weights)
+        tensors |= drafter.checkpoint.planned()
     return model.record(
         tensors,
         drafter=None if drafter is None else drafter.checkpoint.model,

@@ -6,7 +6,7 @@ Everything that can be wrong between a drafter and a target is refused here, by 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tiercel.base.errors import ModelFileError
 from tiercel.loaders.checkpoint import Tensor
@@ -33,6 +33,9 @@ _KINDS: Mapping[str, type[DFlash | DFlash2 | DSpark | Eagle3]] = {
     "eagle3": Eagle3,
 }
 _HEAD = "draft.lm_head.weight"
+# What a drafter's float matrices are rounded to, whatever the target's are: drafts come as often, and a pass takes half
+# of the time (docs/log.md).
+USUAL_WEIGHTS: Final = Format.Q8_0
 _FLOATS = (Format.F32, Format.F16, Format.BF16)
 
 
@@ -63,8 +66,8 @@ class DraftCheckpoint:
         """What tells its weights from others'; of a model's own draft head, which is in the model's, empty."""
         return "" if self.files is None else self.files.checkpoint.digest()
 
-    def planned(self, weights: Format | None = None) -> dict[str, PlannedDraftTensor]:
-        """Return shape and format of each tensor that ops read; with `weights`, that of the float matrices."""
+    def planned(self, weights: Format | None = USUAL_WEIGHTS) -> dict[str, PlannedDraftTensor]:
+        """Return shape and format of each tensor that ops read. `weights`: that of float matrices; None: their own."""
         of_head = set(self.model.head().weights.values())
         planned = {}
         for name, tensor in self.tensors.items():
@@ -135,11 +138,6 @@ def open_mtp(target: Model, target_tensors: Mapping[str, Tensor]) -> DraftCheckp
     """
     model = Mtp.of_checkpoint(target, target_tensors)
     return DraftCheckpoint(model, {name: target_tensors[name] for name in model.draft_weights()})
-
-
-def usual_weights(target: Model, target_tensors: Mapping[str, Tensor]) -> Format | None:
-    """Return the format a drafter's matrices are given if nobody says: q8_0 beside a quantised target, else none."""
-    return Format.Q8_0 if target_tensors[target.ends()[0]].format.is_quantized else None
 
 
 def _checked_d2t(files: DraftFiles, n_draft: int, n_target: int, *, is_needed: bool) -> "npt.NDArray[np.int32] | None":
