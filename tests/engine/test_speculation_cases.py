@@ -224,13 +224,14 @@ def test_it_gives_up_where_the_clock_says_that_waiting_costs_more_than_it_brings
     assert runner.n_steps_run > 450
 
 
-@pytest.mark.parametrize(("n_prompt", "n_long"), [(300, 3), (40, 0)])
-def test_no_drafts_are_computed_beside_a_long_prompt(n_prompt, n_long):
+@pytest.mark.parametrize(("n_prompt", "n_long"), [(300, 3), (120, 0)])
+@pytest.mark.parametrize("is_adaptive", [True, False])
+def test_no_drafts_are_computed_beside_a_long_prompt(n_prompt, n_long, is_adaptive):
     runner = Timed(make_limits(max_logits_rows=96, max_step_tokens=96, max_len_tokens=1024, n_pages=400))
     runner.slope = 0.01
     want, late = expected_tokens(PROMPT, 320, GREEDY), [(7 * i) % 97 for i in range(n_prompt)]
     drafter = KnowingDrafter({tuple(PROMPT): [want]}, p_right=1.0)
-    speculation = adaptive(drafter, 8, clock=lambda: runner.now_s)
+    speculation = adaptive(drafter, 8, clock=lambda: runner.now_s) if is_adaptive else always(drafter, 8)
     bench = Bench(runner=runner, speculation=speculation, max_draft_rows=24, max_num_batched_tokens=64)
     bench.add("a", PROMPT, max_tokens=300, temperature=0.0)
     while len(bench.tokens.get("a", [])) < 100:

@@ -102,7 +102,7 @@ class OwnDrafts:
                     ready.append(sequence)
             else:
                 n_begun += n_missing
-        if self._settings.is_adaptive and ready and n_begun > N_PROMPT_TOKENS_ALONE:
+        if ready and n_begun > N_PROMPT_TOKENS_ALONE:
             self.n_draft = 0
             return
         # The step may begin sequences as well, so one that decodes none drafts.

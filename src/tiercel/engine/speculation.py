@@ -143,7 +143,7 @@ class Speculation:
             followed = self._follow(sequence)
             if followed is not None:
                 ready.append((sequence, followed))
-        if self._settings.is_adaptive and n_begun > N_PROMPT_TOKENS_ALONE:
+        if n_begun > N_PROMPT_TOKENS_ALONE:
             return
         if self._batch is not None:
             self._prepare_batch(ready, n_rows)
