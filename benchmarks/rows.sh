@@ -79,7 +79,7 @@ llama= ik= openvino= vllm= transformers=
   if [ -n "${BF16:-}" ]; then
     row ops decode-ops-bf16 -m "$BF16"
     row ops prefill-ops-bf16 -m "$BF16"
-    for one in edit extract draft-model; do row latency "speculative-$one-bf16" -m "$BF16"; done
+    for one in edit extract draft-model dspark dflash2 first-token; do row latency "speculative-$one-bf16" -m "$BF16"; done
   else
     echo "# BF16 is not set: the rows of bf16 safetensors are left out"
   fi
@@ -93,7 +93,7 @@ llama= ik= openvino= vllm= transformers=
     echo "# SYNTHETIC is not set: the rows of models with random weights are left out"
   fi
   row startup startup-smollm2 $llama
-  for one in edit extract chat chat8 first-token; do row latency "speculative-$one-smollm2"; done
+  for one in edit extract chat chat8 first-token dspark dflash2; do row latency "speculative-$one-smollm2"; done
   row latency overhead-1-smollm2
   row throughput overhead-32-smollm2
   row throughput structured32-smollm2
