@@ -77,6 +77,18 @@ def test_an_answer_is_found_by_the_next_turn():
     assert bench.finals["b"].n_cached_tokens == 12  # 13 tokens, of which the last was never computed
 
 
+def test_a_page_that_may_be_written_again_is_not_found():
+    """Where a drafter takes in the three tokens behind a place: neither while it runs nor when it has ended."""
+    for n_unsettled, n_found in ((0, 12), (2, 8), (5, 8), (6, 4)):
+        bench = Bench(limits=make_limits(n_unsettled_tokens=n_unsettled))
+        bench.add("a", range(6), max_tokens=7)
+        bench.run()
+        bench.add("b", [*range(6), *bench.tokens["a"], 1, 2, 3], max_tokens=2)
+        bench.run()
+        assert bench.finals["b"].n_cached_tokens == n_found
+        assert bench.tokens["b"] == alone([*range(6), *bench.tokens["a"], 1, 2, 3], 2)
+
+
 def test_a_salt_hides_pages():
     bench = Bench()
     bench.add("a", range(12), max_tokens=2, salt="one")

@@ -21,7 +21,8 @@ be reused at once, although a running step may still write to them: steps run in
 write of an older step comes before any of a later one, and a page's new owner writes each position before it reads
 it. Why no stale row can spoil a page that has a key: a key is set for known tokens only, in a plan that computes the
 last of them or later; every row that such a page gets from its sequence computes just these tokens, and rows at later
-positions belong to other pages.
+positions belong to other pages. A runner whose drafter writes again at the last places of a sequence says how many
+known tokens behind a page's end put an end to that (`n_unsettled_tokens`); the key waits for these.
 
 Drafts. A decoding sequence may want tokens computed that are only foretold. They take rows that are set apart for them
 (`max_draft_rows`) and pages that are free, by no preemption. Which of them a step computes, and which turn out right,
@@ -193,6 +194,7 @@ class Scheduler:
         self._n_running_max = min(config.max_num_seqs, limits.n_slots)
         self._n_draft_rows_max = config.max_draft_rows
         self._drafts_own = limits.n_draft_max > 0
+        self._n_unsettled = limits.n_unsettled_tokens
         self._n_reached = limits.draft_reach_tokens if config.max_draft_rows else 0
         self._n_rows_max = limits.max_logits_rows - config.max_draft_rows
         self._budget_tokens = min(config.max_num_batched_tokens, limits.max_step_tokens - config.max_draft_rows)
@@ -256,9 +258,9 @@ class Scheduler:
         self._planned_id = step.step_id
         if self._is_caching:
             for sequence in step.sequences:
-                if sequence.n_computed >= sequence.key_next_at and len(sequence.token_ids) >= sequence.key_next_at:
-                    n_known = min(sequence.n_computed, len(sequence.token_ids))
-                    step.keys_set += self._set_keys(sequence, n_known, step.step_id)
+                n_settled = min(sequence.n_computed, len(sequence.token_ids) - self._n_unsettled)
+                if n_settled >= sequence.key_next_at:
+                    step.keys_set += self._set_keys(sequence, n_settled, step.step_id)
             if self.states is not None:
                 self.states.plan_saves(step)
         return step
@@ -308,8 +310,8 @@ class Scheduler:
         """
         if sequence.state is State.RUNNING:
             if is_complete and self._is_caching:
-                n_known = min(sequence.n_computed, len(sequence.token_ids) - 1)
-                self._set_keys(sequence, n_known, self._collected_id)
+                n_settled = min(sequence.n_computed, len(sequence.token_ids) - max(self._n_unsettled, 1))
+                self._set_keys(sequence, n_settled, self._collected_id)
             if not is_spoilt:
                 self._keep_pinned(sequence)
             self._leave(sequence)
@@ -599,7 +601,7 @@ class Scheduler:
             sequence.cached_by_tier = {label: n * self._page_size for label, n in came.items()}
 
     def _keys_coming(self, sequence: Sequence) -> list[bytes]:
-        n_full = min(sequence.n_computed, len(sequence.token_ids)) // self._page_size
+        n_full = min(sequence.n_computed, len(sequence.token_ids) - self._n_unsettled) // self._page_size
         first = sequence.key_next_at // self._page_size - 1
         return sequence.page_keys.extend(sequence.token_ids)[first:n_full] if n_full > first else []
 

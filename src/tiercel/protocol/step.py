@@ -149,6 +149,7 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     takes_drafts: bool = True  # a step may compute tokens that turn out wrong
     n_draft_max: int = 0  # drafts that a step makes of each sequence itself; 0: it has nothing to make them with
     draft_reach_tokens: int = 0  # places behind a sequence's last token that this writes to, if it has pages there
+    n_unsettled_tokens: int = 0  # known tokens behind a page's end without which a later step may write to it again
 
     @property
     def pool_tokens(self) -> int:
