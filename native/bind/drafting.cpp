@@ -19,49 +19,60 @@ using namespace nb::literals;
 namespace tiercel {
 
 std::unique_ptr<Drafting> DraftRecording::make(const KvPool& pool, int64_t n_slots, int64_t max_len, int64_t n_token_ids) {
-  if (!recording.program) throw nb::value_error("Drafting: it was given to a StepRunner; build a new one");
-  const int64_t n_rows = setup.kind == DraftKind::Block ? n_slots * setup.n_block_rows : n_slots;
-  if (max_tokens < n_rows || max_rows < n_slots * (setup.kind == DraftKind::Block ? setup.n_block_rows - setup.first_logits_row : 1))
+  const bool is_chain = setup.kind == DraftKind::Chain;
+  const int64_t n_rows = is_chain ? n_slots : n_slots * setup.n_block_rows;
+  if (max_tokens < n_rows || max_rows < n_slots * (is_chain ? 1 : setup.n_block_rows - setup.first_logits_row))
     throw nb::value_error("Drafting: fewer rows than its passes have");
   if (head->target_vocab() != n_token_ids) throw nb::value_error("Drafting: the head drafts for another vocabulary than the target's");
-  if (head->reads_hidden() && (!setup.gives_hidden || head->hidden_width() * 4 > setup.hidden.stride_bytes))
-    throw nb::value_error("Drafting: the head reads wider rows than the drafter's program gives out");
-  recording.program->seal(arena_bytes, pool, logits, head->vocab(), max_tokens, max_rows, n_slots, max_len);
-  const bool is_chain = setup.kind == DraftKind::Chain;
-  if (is_chain != (recording.program->given_width() > 0) || recording.program->given_width() * 4 > setup.target_hidden.stride_bytes)
-    throw nb::value_error("Drafting: the target's rows are not those that a chain's program takes");
-  return std::make_unique<Drafting>(std::move(recording.program), head, setup, n_slots, max_len, max_tokens, n_token_ids);
+  std::vector<DraftModule> made;
+  for (Module& m : modules) {
+    if (!m.recording.program) throw nb::value_error("Drafting: it was given to a StepRunner; build a new one");
+    if (head->reads_hidden() && (!setup.gives_hidden || head->hidden_width() * 4 > m.hidden.stride_bytes))
+      throw nb::value_error("Drafting: the head reads wider rows than the drafter's program gives out");
+    m.recording.program->seal(m.arena_bytes, pool, m.logits, head->vocab(), max_tokens, max_rows, n_slots, max_len);
+    const int64_t width = m.recording.program->given_width();
+    const BufferRef& given = made.empty() ? setup.target_hidden : made.back().hidden;
+    if (is_chain != (width > 0) || width * 4 > given.stride_bytes || (!made.empty() && width != made[0].program->given_width()))
+      throw nb::value_error("Drafting: the rows given are not those that a chain's program takes");
+    made.push_back({std::move(m.recording.program), m.hidden});
+  }
+  return std::make_unique<Drafting>(std::move(made), head, setup, n_slots, max_len, max_tokens, n_token_ids);
 }
 
+// A program, its arena's size, and where its logits and the rows that it gives out stand.
+using Module = std::tuple<Recording*, int64_t, Buffer, std::optional<Buffer>>;
+
 void bind_drafting(nb::module_& m) {
-  nb::class_<DraftRecording>(m, "Drafting", "A drafter for one StepRunner: a program over its pages, and how drafts are picked.")
+  nb::class_<DraftRecording>(m, "Drafting", "A drafter for one StepRunner: programs over its pages, and how drafts are picked.")
       .def(
           "__init__",
-          [](DraftRecording* self, Recording& recording, std::shared_ptr<DraftHead> head, const std::string& kind, int32_t n_draft_max,
-             std::tuple<int32_t, int32_t, int32_t> block, int64_t arena_bytes, Buffer logits, std::pair<int64_t, int64_t> max_rows,
-             std::optional<Buffer> target_hidden, std::optional<Buffer> hidden) {
-            if (!recording.program) throw nb::value_error("Drafting: this program is already in use");
+          [](DraftRecording* self, const std::vector<Module>& modules, std::shared_ptr<DraftHead> head, const std::string& kind,
+             int32_t n_draft_max, std::tuple<int32_t, int32_t, int32_t> block, std::pair<int64_t, int64_t> max_rows,
+             std::optional<Buffer> target_hidden) {
             if (kind != "block" && kind != "chain") throw nb::value_error("kind: needs to be block or chain");
             const auto [n_block_rows, first_logits_row, mask_token] = block;
             const bool is_block = kind == "block";
             if (n_draft_max < 1) throw nb::value_error("n_draft_max: needs 1 or more");
+            if (modules.empty() || (is_block && modules.size() > 1)) throw nb::value_error("modules: a block has one, a chain one or more");
             if (is_block && (first_logits_row < 0 || n_draft_max > n_block_rows - first_logits_row))
               throw nb::value_error("n_draft_max: more than a block has rows for");
-            if (!is_block && (!target_hidden || (n_draft_max > 1 && !hidden)))
-              throw nb::value_error("Drafting: a chain needs rows of the target, and for more than one draft its own");
             DraftSetup setup{is_block ? DraftKind::Block : DraftKind::Chain, n_draft_max, n_block_rows, first_logits_row, mask_token};
             if (target_hidden) setup.target_hidden = place_of(*target_hidden);
-            if (hidden) setup.hidden = place_of(*hidden), setup.gives_hidden = true;
-            new (self) DraftRecording{{std::move(recording.program), std::move(recording.weights)},
-                                      std::move(head),
-                                      setup,
-                                      arena_bytes,
-                                      place_of(logits),
-                                      max_rows.first,
-                                      max_rows.second};
+            setup.gives_hidden = true;
+            for (const auto& [recording, arena_bytes, logits, hidden] : modules) {
+              if (!recording->program) throw nb::value_error("Drafting: this program is already in use");
+              setup.gives_hidden = setup.gives_hidden && hidden;
+            }
+            if (!is_block && (!target_hidden || ((n_draft_max > 1 || modules.size() > 1) && !setup.gives_hidden)))
+              throw nb::value_error("Drafting: a chain needs rows of the target, and for more than one draft its own");
+            new (self) DraftRecording(std::move(head), setup, max_rows.first, max_rows.second);
+            for (const auto& [recording, arena_bytes, logits, hidden] : modules)
+              self->modules.push_back({{std::move(recording->program), std::move(recording->weights)},
+                                       arena_bytes,
+                                       place_of(logits),
+                                       hidden ? place_of(*hidden) : BufferRef{}});
           },
-          "program"_a, "head"_a, "kind"_a, "n_draft_max"_a, "block"_a, "arena_bytes"_a, "logits"_a, "max_rows"_a,
-          "target_hidden"_a = nb::none(), "hidden"_a = nb::none());
+          "modules"_a, "head"_a, "kind"_a, "n_draft_max"_a, "block"_a, "max_rows"_a, "target_hidden"_a = nb::none());
   m.def(
       "choose_drafts",
       [](const std::vector<std::vector<float>>& confidence, int64_t n_rows, std::vector<double> step_seconds, std::vector<double> chances) {

@@ -528,14 +528,16 @@ void bind_runner(nb::module_& m) {
             const int64_t pages_per_slot = (max_len + pool.page_tokens - 1) / pool.page_tokens;
             recording.program->seal(arena_bytes, pool, place_of(logits), vocab, max_tokens, max_rows, n_slots, max_len, state_slot_bytes,
                                     max_trial_rows);
-            if (drafting && drafting->setup.kind == DraftKind::Chain && drafting->max_tokens < max_tokens)
+            if (drafting && drafting->setup.kind == DraftKind::Chain &&
+                drafting->max_tokens < max_tokens + n_slots * (static_cast<int64_t>(drafting->modules.size()) - 1))
               throw nb::value_error("StepRunner: the drafter takes fewer rows than a step has");
             auto runner = std::make_unique<StepRunner>(
                 std::move(recording.program),
                 StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling, n_snapshots}, std::move(cpus),
                 drafting ? drafting->make(pool, n_slots, max_len, n_token_ids) : nullptr);
             if (drafting)
-              recording.weights.insert(recording.weights.end(), drafting->recording.weights.begin(), drafting->recording.weights.end());
+              for (const auto& m : drafting->modules)
+                recording.weights.insert(recording.weights.end(), m.recording.weights.begin(), m.recording.weights.end());
             new (self) BoundRunner(std::move(kv), std::move(recording.weights), std::move(runner));
           },
           "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a,

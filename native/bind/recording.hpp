@@ -37,14 +37,21 @@ struct Recording {
 
 // A drafter before it has pages: what a StepRunner takes to draft with.
 struct DraftRecording {
-  Recording recording;
+  struct Module {
+    Recording recording;
+    int64_t arena_bytes;
+    BufferRef logits, hidden;
+  };
+  std::vector<Module> modules;
   std::shared_ptr<const DraftHead> head;
   DraftSetup setup;
-  int64_t arena_bytes;
-  BufferRef logits;
   int64_t max_tokens, max_rows;
 
-  // Seals the program over the pages. The recording is used up, but for its weights.
+  DraftRecording(std::shared_ptr<const DraftHead> of, DraftSetup with, int64_t n_tokens, int64_t n_rows)
+      : head(std::move(of)), setup(with), max_tokens(n_tokens), max_rows(n_rows) {}
+  DraftRecording(DraftRecording&&) = default; // and no copy, which the vector would only seem to have
+
+  // Seals the programs over the pages. The recordings are used up, but for their weights.
   std::unique_ptr<Drafting> make(const KvPool& pool, int64_t n_slots, int64_t max_len, int64_t n_token_ids);
 };
 

@@ -42,22 +42,25 @@ void choose_drafts(const DraftPolicy& policy, std::span<const float* const> conf
   for (size_t n = 0; n < n_best; ++n) ++counts[static_cast<size_t>(offers[n].seq)];
 }
 
-Drafting::Drafting(std::unique_ptr<Program> program, std::shared_ptr<const DraftHead> head, DraftSetup setup, int64_t n_slots,
+Drafting::Drafting(std::vector<DraftModule> modules, std::shared_ptr<const DraftHead> head, DraftSetup setup, int64_t n_slots,
                    int64_t max_len, int64_t max_tokens, int64_t n_token_ids)
-    : program_(std::move(program)),
+    : modules_(std::move(modules)),
       head_(std::move(head)),
       setup_(setup),
       max_len_(max_len),
       n_token_ids_(n_token_ids),
+      row_bytes_(modules_[0].program->given_width() * 4),
       slots_(static_cast<size_t>(n_slots)),
       ids_(static_cast<size_t>(n_slots * setup.n_draft_max)),
       chances_(static_cast<size_t>(n_slots * setup.n_draft_max)),
       policy_(std::make_shared<const DraftPolicy>()),
-      given_(std::make_unique<Region>(max_tokens * program_->given_width() * 4)) {
-  for (int32_t t = 0; t < program_->n_threads(); ++t) scratch_.emplace_back(*head_);
+      given_(std::make_unique<Region>(max_tokens * row_bytes_)),
+      kept_(std::make_unique<Region>(n_slots * (n_modules() - 1) * row_bytes_)) {
+  for (int32_t t = 0; t < modules_[0].program->n_threads(); ++t) scratch_.emplace_back(*head_);
   const auto n_seqs = static_cast<size_t>(n_slots + 1), n_tokens = static_cast<size_t>(max_tokens);
   for (auto* v : {&seq_slot_, &seq_start_, &seq_rows_, &logits_seq_start_, &logits_seq_rows_}) v->reserve(n_seqs);
-  for (auto* v : {&row_token_, &row_pos_, &row_seq_, &row_from_, &logits_rows_}) v->reserve(n_tokens);
+  for (auto* v : {&row_token_, &row_pos_, &row_seq_, &logits_rows_}) v->reserve(n_tokens);
+  row_from_.reserve(n_tokens);
   picks_.reserve(n_seqs);
 }
 
@@ -72,14 +75,22 @@ std::span<const float> Drafting::confidence_of(int32_t slot, int64_t n_known) co
 }
 
 // A draft needs a place of its own in the slot's pages, and one after it for the token that its row gives.
-int32_t Drafting::n_wanted(const DraftSequence& seq, int32_t n_draft) const {
+int32_t Drafting::n_wanted(const DraftSequence& seq) const {
   if (!seq.is_drafted) return 0;
   const int64_t n_room = std::min(seq.n_room, max_len_ - 1) - seq.n_tokens;
-  return static_cast<int32_t>(std::clamp<int64_t>(n_room, 0, n_draft));
+  return static_cast<int32_t>(std::clamp<int64_t>(n_room, 0, n_draft_));
+}
+
+// Known, or a draft of this step; where it is neither, the first id for all.
+int32_t Drafting::token_at(const DraftSequence& seq, int64_t pos) {
+  if (pos < seq.n_tokens) return seq.tokens[pos];
+  const int64_t i = pos - seq.n_tokens;
+  return seq.is_sampled && i < slots_[static_cast<size_t>(seq.slot)].n ? ids_of(seq.slot)[i] : 0;
 }
 
 void Drafting::clear() {
-  for (auto* v : {&seq_slot_, &seq_start_, &row_token_, &row_pos_, &row_seq_, &row_from_, &logits_rows_, &logits_seq_start_}) v->clear();
+  for (auto* v : {&seq_slot_, &seq_start_, &row_token_, &row_pos_, &row_seq_, &logits_rows_, &logits_seq_start_}) v->clear();
+  row_from_.clear();
   for (auto* v : {&seq_rows_, &logits_seq_rows_}) v->assign(1, 0);
 }
 
@@ -101,11 +112,11 @@ void Drafting::end_sequence(int32_t slot, int64_t start, int32_t n_logits) {
 }
 
 // A block ends where the slot's places do, though the drafter is used to longer ones.
-void Drafting::begin_block(std::span<const DraftSequence> seqs, int32_t n_draft) {
-  for (const DraftSequence& seq : seqs) {
+void Drafting::begin_block() {
+  for (const DraftSequence& seq : seqs_) {
     const int64_t start = seq.n_tokens - 1, n_places = std::min(seq.n_room, max_len_) - start;
     const auto n_rows = static_cast<int32_t>(std::clamp<int64_t>(n_places, 0, setup_.n_block_rows));
-    const int32_t n_logits = n_rows - setup_.first_logits_row, n = std::min(n_wanted(seq, n_draft), n_logits);
+    const int32_t n_logits = n_rows - setup_.first_logits_row, n = std::min(n_wanted(seq), n_logits);
     if (n <= 0) continue;
     picks_.push_back({seq.slot, seq.tokens[start], 0, n, n, static_cast<int32_t>(row_token_.size()) + setup_.first_logits_row,
                       static_cast<int32_t>(logits_rows_.size()), seq.n_tokens, seq.params});
@@ -115,45 +126,46 @@ void Drafting::begin_block(std::span<const DraftSequence> seqs, int32_t n_draft)
 }
 
 // Rows behind the slot's end were of drafts that did not come: what they left is written again before it is read.
-void Drafting::begin_chain(std::span<const DraftSequence> seqs, int32_t n_draft) {
-  for (const DraftSequence& seq : seqs) {
-    // The token after a prompt's last row is not known where that is not sampled; it is given the first id for all.
+void Drafting::begin_module() {
+  const auto module = static_cast<int32_t>(module_);
+  for (const DraftSequence& seq : seqs_) {
+    const SlotDrafts& slot = slots_[static_cast<size_t>(seq.slot)];
+    // The token after a prompt's last row is not known where that is not sampled.
     const int64_t n_known = seq.is_sampled ? seq.n_tokens : int64_t{seq.start} + seq.n_rows + 1;
-    const auto n_rows = static_cast<int32_t>(std::min<int64_t>(seq.n_rows, n_known - 1 - seq.start));
+    const int64_t n_rows = std::min<int64_t>(seq.n_rows, n_known - 1 - seq.start), n_before = slot.n_before(seq.start);
     if (n_rows <= 0) continue;
-    for (int32_t i = 0; i < n_rows; ++i) {
-      const int64_t next = int64_t{seq.start} + i + 1;
-      add_row(next < seq.n_tokens ? seq.tokens[next] : 0, next - 1);
-      row_from_.push_back(seq.first_row + i);
+    for (int64_t i = -n_before; i < n_rows; ++i) {
+      add_row(token_at(seq, seq.start + i + 1 + module), seq.start + i);
+      if (module > 0) continue;
+      row_from_.push_back(i < 0 ? kept_row(seq.slot, seq.start + i - slot.kept_from) : target_row(seq.first_row + i));
     }
-    const int32_t n = n_wanted(seq, n_draft);
-    if (n > 0)
-      picks_.push_back({seq.slot, seq.tokens[seq.n_tokens - 1], 0, 1, n, static_cast<int32_t>(row_token_.size()) - 1,
+    const int32_t n = n_wanted(seq);
+    const bool is_picked = module < n && slot.n == module;
+    if (is_picked)
+      picks_.push_back({seq.slot, token_at(seq, seq.n_tokens - 1 + module), module, 1, n, static_cast<int32_t>(row_token_.size()) - 1,
                         static_cast<int32_t>(logits_rows_.size()), seq.n_tokens, seq.params});
-    end_sequence(seq.slot, seq.start, n > 0 ? 1 : 0);
+    end_sequence(seq.slot, seq.start - n_before, is_picked ? 1 : 0);
   }
 }
 
-// This thread's share of the rows that the target gave out.
-void Drafting::copy_given(const Program& target, int32_t thread, int32_t n_threads) {
-  const int64_t width = program_->given_width(), m = static_cast<int64_t>(row_from_.size());
-  auto* to = reinterpret_cast<float*>(given_->data());
+// This thread's share of the rows that the target, or the module before, gave out.
+void Drafting::copy_given(int32_t thread, int32_t n_threads) {
+  const auto m = static_cast<int64_t>(row_token_.size());
   for (int64_t r = m * thread / n_threads; r < m * (thread + 1) / n_threads; ++r) {
-    const uint8_t* from =
-        target.arena() + setup_.target_hidden.offset + row_from_[static_cast<size_t>(r)] * setup_.target_hidden.stride_bytes;
-    std::memcpy(to + r * width, from, static_cast<size_t>(width) * 4);
+    const uint8_t* from = module_ == 0 ? row_from_[static_cast<size_t>(r)] : hidden_row(module_ - 1, r);
+    std::memcpy(given_->data() + r * row_bytes_, from, static_cast<size_t>(row_bytes_));
   }
 }
 
 void Drafting::pick(int32_t thread, int32_t n_threads) {
-  const auto* hidden = reinterpret_cast<const float*>(program_->arena() + setup_.hidden.offset);
-  const int64_t ld_hidden = setup_.hidden.stride_bytes / 4;
+  const DraftModule& module = modules_[module_];
+  const int64_t ld_hidden = module.hidden.stride_bytes / 4;
   for (size_t i = static_cast<size_t>(thread); i < picks_.size(); i += static_cast<size_t>(n_threads)) {
     const Pick& p = picks_[i];
-    const float* logits = program_->logits_row(p.logits_row);
+    const float* logits = module.program->logits_row(p.logits_row);
     const DraftHead::Rows rows{logits,
-                               program_->logits_row(p.logits_row + 1) - logits,
-                               setup_.gives_hidden ? hidden + p.row * ld_hidden : nullptr,
+                               module.program->logits_row(p.logits_row + 1) - logits,
+                               setup_.gives_hidden ? reinterpret_cast<const float*>(hidden_row(module_, p.row)) : nullptr,
                                ld_hidden,
                                p.anchor,
                                p.params,
@@ -162,36 +174,60 @@ void Drafting::pick(int32_t thread, int32_t n_threads) {
   }
 }
 
-// Takes what the pass gave; prepares a chain's next. Returns false when nothing is left to be drafted.
-bool Drafting::go_on() {
-  const auto* hidden = program_->arena() + setup_.hidden.offset;
-  const auto width = static_cast<size_t>(program_->given_width());
-  clear();
-  size_t n_kept = 0;
-  for (Pick p : picks_) {
-    SlotDrafts& slot = slots_[static_cast<size_t>(p.slot)];
-    const int32_t* ids = ids_of(p.slot);
-    float* chances = chances_of(p.slot);
-    bool is_good = true;
-    for (int32_t i = p.first; is_good && i < p.first + p.n; ++i) {
-      is_good = ids[i] >= 0 && ids[i] < n_token_ids_ && !std::isnan(chances[i]);
-      if (!is_good) break;
-      chances[i] = std::clamp(chances[i], 0.0f, 1.0f);
-      slot.n = i + 1;
+// Returns whether more is wanted of the sequence.
+bool Drafting::take(const Pick& p) {
+  SlotDrafts& slot = slots_[static_cast<size_t>(p.slot)];
+  const int32_t* ids = ids_of(p.slot);
+  float* chances = chances_of(p.slot);
+  for (int32_t i = p.first; i < p.first + p.n; ++i) {
+    if (ids[i] < 0 || ids[i] >= n_token_ids_ || std::isnan(chances[i])) {
+      n_bad_.fetch_add(1, std::memory_order_relaxed);
+      return false;
     }
-    if (!is_good) n_bad_.fetch_add(1, std::memory_order_relaxed);
-    if (!is_good || slot.n == p.n_wanted) continue;
-    std::memcpy(given_->data() + n_kept * width * 4, hidden + p.row * setup_.hidden.stride_bytes, width * 4);
-    const int64_t pos = p.n_tokens - 2 + slot.n;
-    p.row = p.logits_row = static_cast<int32_t>(n_kept);
-    p.anchor = ids[slot.n - 1];
-    p.first = slot.n;
+    chances[i] = std::clamp(chances[i], 0.0f, 1.0f);
+    slot.n = i + 1;
+  }
+  return slot.n < p.n_wanted;
+}
+
+// Takes what the pass gave; prepares a chain's next. Returns false when nothing is left to be computed.
+bool Drafting::go_on() {
+  clear();
+  size_t n_left = 0;
+  for (const Pick& p : picks_)
+    if (take(p)) picks_[n_left++] = p;
+  picks_.resize(n_left);
+  if (module_ + 1 < modules_.size()) { // all of them: what they leave in the pages is read by the next step's
+    ++module_;
+    picks_.clear();
+    begin_module();
+    return true;
+  }
+  has_all_rows_ = false;
+  for (size_t i = 0; i < n_left; ++i) {
+    Pick& p = picks_[i];
+    std::memcpy(given_->data() + static_cast<int64_t>(i) * row_bytes_, hidden_row(module_, p.row), static_cast<size_t>(row_bytes_));
+    p.first = slots_[static_cast<size_t>(p.slot)].n;
+    p.row = p.logits_row = static_cast<int32_t>(i);
+    p.anchor = ids_of(p.slot)[p.first - 1];
+    const int64_t pos = p.n_tokens - 1 + p.first - n_modules();
     add_row(p.anchor, pos);
     end_sequence(p.slot, pos, 1);
-    picks_[n_kept++] = p;
   }
-  picks_.resize(n_kept);
-  return n_kept > 0;
+  return n_left > 0;
+}
+
+// Keeps what the target gave out of the last rows: those of which a token that some module reads is not known.
+void Drafting::keep_rows(const DraftSequence& seq) {
+  SlotDrafts& slot = slots_[static_cast<size_t>(seq.slot)];
+  const int64_t end = std::min<int64_t>(int64_t{seq.start} + seq.n_rows, seq.n_tokens - 1);
+  if (end <= seq.start) return;
+  const int64_t from = std::max(seq.start - slot.n_before(seq.start), seq.n_tokens - n_modules());
+  for (int64_t pos = from; pos < end; ++pos)
+    std::memmove(kept_row(seq.slot, pos - from),
+                 pos < seq.start ? kept_row(seq.slot, pos - slot.kept_from) : target_row(seq.first_row + pos - seq.start),
+                 static_cast<size_t>(row_bytes_));
+  slot.kept_from = from, slot.n_kept = std::max<int64_t>(end - from, 0);
 }
 
 // Points the view at the pass's rows.
@@ -209,9 +245,13 @@ void Drafting::run(std::span<const DraftSequence> seqs, int32_t n_draft, const P
                    int64_t page_table_stride, Team& team) {
   clear();
   picks_.clear();
-  setup_.kind == DraftKind::Block ? begin_block(seqs, n_draft) : begin_chain(seqs, n_draft);
-  for (const DraftSequence& seq : seqs)
-    if (seq.is_sampled) slots_[static_cast<size_t>(seq.slot)] = {seq.n_tokens, 0};
+  seqs_ = seqs, n_draft_ = n_draft, module_ = 0, target_ = &target;
+  has_all_rows_ = setup_.kind == DraftKind::Chain;
+  for (const DraftSequence& seq : seqs) {
+    SlotDrafts& slot = slots_[static_cast<size_t>(seq.slot)];
+    if (seq.is_sampled) slot.from = seq.n_tokens, slot.n = 0;
+  }
+  has_all_rows_ ? begin_module() : begin_block();
   if (row_token_.empty()) return;
   view_ = {};
   view_.page_table = page_table;
@@ -220,22 +260,21 @@ void Drafting::run(std::span<const DraftSequence> seqs, int32_t n_draft, const P
   look();
   struct Job {
     Drafting* self;
-    const Program* target;
     Team* team;
     bool goes_on;
-  } job{this, &target, &team, true};
+  } job{this, &team, true};
   team.run(
       [](void* arg, int32_t thread) {
         auto* j = static_cast<Job*>(arg);
         Drafting& self = *j->self;
         Barrier* barrier = j->team->barrier();
         const int32_t n_threads = j->team->n_threads();
-        if (self.setup_.kind == DraftKind::Chain) {
-          self.copy_given(*j->target, thread, n_threads);
-          barrier->wait(barrier, thread);
-        }
         while (j->goes_on) {
-          self.program_->replay(self.view_, thread, *j->team);
+          if (self.has_all_rows_) {
+            self.copy_given(thread, n_threads);
+            barrier->wait(barrier, thread);
+          }
+          self.modules_[self.module_].program->replay(self.view_, thread, *j->team);
           self.pick(thread, n_threads);
           barrier->wait(barrier, thread);
           if (thread == 0) {
@@ -246,6 +285,8 @@ void Drafting::run(std::span<const DraftSequence> seqs, int32_t n_draft, const P
         }
       },
       &job);
+  if (n_modules() > 1)
+    for (const DraftSequence& seq : seqs) keep_rows(seq);
 }
 
 } // namespace tiercel

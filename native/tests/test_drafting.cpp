@@ -14,6 +14,8 @@ namespace {
 
 constexpr int64_t kVocab = 40, kWidth = 32, kSlots = 3, kMaxLen = 40, kMaxTokens = 16, kMaxRows = 16, kBlockRows = 4;
 constexpr int32_t kDrafts = 3;
+constexpr size_t kModules = 3;
+constexpr int64_t kMaxPass = kMaxTokens + kSlots * (kModules - 1); // with the rows that are computed again
 
 std::vector<float> random_matrix(int64_t n, uint32_t seed) {
   std::mt19937 rng(seed);
@@ -38,30 +40,36 @@ struct Model {
     packed_broken.pack(reinterpret_cast<const uint8_t*>(broken.data()), kWidth * 4, nullptr, 1);
   }
 
-  static constexpr BufferRef kX{0, kWidth * 4}, kRows{kMaxTokens * kWidth * 4, kWidth * 4},
-      kLogits{(kMaxTokens + kMaxRows) * kWidth * 4, kVocab * 4}, kGiven{kLogits.offset + kMaxRows * kVocab * 4, kWidth * 4};
+  static constexpr BufferRef kX{0, kWidth * 4}, kRows{kMaxPass * kWidth * 4, kWidth * 4},
+      kLogits{(kMaxPass + kMaxRows) * kWidth * 4, kVocab * 4}, kGiven{kLogits.offset + kMaxRows * kVocab * 4, kWidth * 4};
 
   std::unique_ptr<Program> program(int32_t n_threads, bool is_chain, const PackedStore& last) const {
     auto p = std::make_unique<Program>(kernel_level(n_kernel_levels() - 1), n_threads);
-    if (is_chain) p->add({Rows::Tokens, op::Given{kWidth, kGiven}});
+    if (is_chain) p->add({Rows::Tokens, op::Given{kWidth, kGiven}}); // and it gives out what it is given
     p->add({Rows::Tokens, op::Embed{packed_table.view(), 1.0f, kX, false, {}}});
     p->add({Rows::Logits, op::SelectRows{kX, kWidth, kRows}});
     p->add({Rows::Logits, op::Linear{kRows, false, kWidth, {last.view()}, {{}}, {{nullptr, nullptr, 0}}, kLogits, std::nullopt}});
-    p->seal(kGiven.offset + kMaxTokens * kWidth * 4, KvPool{}, kLogits, kVocab, kMaxTokens, kMaxRows, kSlots, kMaxLen);
+    p->seal(kGiven.offset + kMaxPass * kWidth * 4, KvPool{}, kLogits, kVocab, kMaxPass, kMaxRows, kSlots, kMaxLen);
     return p;
   }
 
-  std::unique_ptr<StepRunner> runner(DraftKind kind, int32_t n_threads = 2) const {
+  // programs: where to say what the modules' are.
+  std::unique_ptr<StepRunner> runner(DraftKind kind, int32_t n_threads = 2, size_t n_modules = 1,
+                                     std::vector<const Program*>* programs = nullptr) const {
     const bool is_chain = kind == DraftKind::Chain;
     DraftSetup setup{kind, kDrafts};
     if (!is_chain) setup.n_block_rows = kBlockRows, setup.first_logits_row = 1, setup.mask_token = 7;
-    setup.target_hidden = setup.hidden = kX;
+    setup.target_hidden = kX;
     setup.gives_hidden = true;
-    auto draft = program(n_threads, is_chain, is_broken ? packed_broken : packed_head);
+    std::vector<DraftModule> modules;
+    while (modules.size() < n_modules) {
+      modules.push_back({program(n_threads, is_chain, is_broken ? packed_broken : packed_head), is_chain ? kGiven : kX});
+      if (programs) programs->push_back(modules.back().program.get());
+    }
     DraftHead::Spec spec;
     spec.vocab = spec.target_vocab = kVocab;
-    const auto head = std::make_shared<DraftHead>(draft->kernels(), std::move(spec));
-    auto drafting = std::make_unique<Drafting>(std::move(draft), head, setup, kSlots, kMaxLen, kMaxTokens, kVocab);
+    const auto head = std::make_shared<DraftHead>(modules[0].program->kernels(), std::move(spec));
+    auto drafting = std::make_unique<Drafting>(std::move(modules), head, setup, kSlots, kMaxLen, kMaxPass, kVocab);
     return std::make_unique<StepRunner>(program(n_threads, false, packed_head),
                                         StepLimits{kSlots, kMaxLen, kMaxTokens, kMaxRows, 4, kVocab}, std::vector<int32_t>{},
                                         std::move(drafting));
@@ -133,6 +141,77 @@ TEST(drafts_that_a_step_makes_are_computed_by_the_next_one_though_it_was_submitt
     }
     CHECK(got.size() == 9 && std::equal(got.begin(), got.end(), want.begin()));
     CHECK(runner->drafting()->n_bad() == 0);
+  }
+}
+
+// Row i of pass s has the token s + 1 places after its own, known or drafted, and what the target gave out of its own; in front of a step's
+// rows stand those before it of which pass 2 knew a draft only. Nothing else is computed again.
+TEST(each_module_has_the_steps_rows_and_the_last_before_them_with_tokens_one_place_further_on) {
+  const Model model;
+  for (const int32_t n_threads : {1, 2}) {
+    std::vector<const Program*> programs;
+    const auto runner = model.runner(DraftKind::Chain, n_threads, kModules, &programs);
+    const std::vector<int32_t> prompt = {5, 6, 9, 12, 3};
+    std::vector<int32_t> tokens = prompt, other = {8, 4};
+    admit(*runner, 2, prompt, 3);
+    admit(*runner, 0, other, 3);
+    const auto row_is = [&](const Program& p, BufferRef rows, int64_t r, int32_t token) {
+      return std::memcmp(p.arena() + rows.offset + r * rows.stride_bytes, model.table.data() + token * kWidth, kWidth * 4) == 0;
+    };
+    const auto add_drafts = [](std::vector<int32_t> ids, const StepOutcome& out, size_t s) {
+      for (int32_t k = 0; k < out.n_draft; ++k)
+        ids.push_back(out.seq_drafts[s * static_cast<size_t>(out.n_draft) + static_cast<size_t>(k)]);
+      return ids;
+    };
+    const auto check_rows = [&](const std::vector<int32_t>& ids, int64_t first_row, int64_t from, int64_t end) {
+      for (size_t s = 0; s < kModules; ++s)
+        for (int64_t pos = from; pos < end; ++pos) {
+          const auto at = static_cast<size_t>(pos);
+          CHECK(row_is(*programs[s], Model::kGiven, first_row + pos - from, ids[at]));
+          CHECK(row_is(*programs[s], Model::kX, first_row + pos - from, at + s + 1 < ids.size() ? ids[at + s + 1] : 0));
+        }
+    };
+    // A chunk of a prompt: its tokens are known; those of the last two rows, of which pass 2 lacks one, are kept.
+    Ask chunk(2, 0, 4, false, kDrafts);
+    chunk.samples[0] = 0;
+    CHECK(runner->submit(chunk.request(0)) == nullptr);
+    runner->collect();
+    check_rows(tokens, 0, 0, 4);
+    // Its end, beside another prompt.
+    Ask both(2, 4, 1, false, kDrafts);
+    for (auto [v, x] : {std::pair(&both.slot, 0), std::pair(&both.start, 0), std::pair(&both.tokens, 2), std::pair(&both.from, -1),
+                        std::pair(&both.none, 0)})
+      v->push_back(x);
+    both.samples.push_back(1), both.scores.push_back(0);
+    CHECK(runner->submit(both.request(1)) == nullptr);
+    StepOutcome out = runner->collect();
+    tokens.push_back(out.row_token[0]), other.push_back(out.row_token[1]);
+    CHECK(add_drafts(tokens, out, 0).size() == 9);
+    check_rows(add_drafts(tokens, out, 0), 0, 2, 5);
+    check_rows(add_drafts(other, out, 1), 3, 0, 2);
+    // All drafts come; then one foretold token of three; then none is asked for.
+    int32_t id = 2;
+    for (const int64_t n_right : {3, 1, 0}) {
+      const auto n = static_cast<int32_t>(tokens.size());
+      const std::vector<int32_t> want = model.after(tokens.back(), n_right + 1);
+      std::vector<int32_t> foretold(want.begin(), want.end() - 1);
+      while (foretold.size() < 3) foretold.push_back((want.back() + 1) % kVocab);
+      Ask ask(2, n - 1, 4, true, n_right == 0 ? 0 : kDrafts);
+      ask.from[0] = n, ask.none[0] = 3;
+      StepRequest request = ask.request(id++);
+      request.draft_tokens = foretold;
+      CHECK(runner->submit(request) == nullptr);
+      out = runner->collect();
+      CHECK(out.row_token == want);
+      tokens.insert(tokens.end(), want.begin(), want.end());
+      check_rows(add_drafts(tokens, out, 0), 0, n - 3, n + n_right);
+    }
+    // Whoever has the slot next has nothing before its own.
+    admit(*runner, 2, other, 3);
+    CHECK(runner->submit(Ask(2, 2, 1, false, kDrafts).request(id)) == nullptr);
+    out = runner->collect();
+    other.push_back(out.row_token[0]);
+    check_rows(add_drafts(other, out, 0), 0, 2, 3);
   }
 }
 

@@ -32,10 +32,10 @@ _EPS = 1e-6
 
 @dataclass
 class Pair:
-    """A target's program, its drafter's, and all their weights."""
+    """A target's program, those of its drafter's modules, and all their weights."""
 
     target: Program
-    draft: Program
+    drafts: tuple[Program, ...]
     weights: dict
     kind: str
     n_draft_max: int = 4
@@ -44,12 +44,12 @@ class Pair:
     mask_token_id: int = -1
 
     def drafting(self):
-        program = lower_and_fuse(self.draft)
+        programs = tuple(lower_and_fuse(program) for program in self.drafts)
         return Drafting(
-            program,
+            programs,
             self.kind,
             self.n_draft_max,
-            _native.make_draft_head("plain", program.output.width, self.target.output.width, {}),
+            _native.make_draft_head("plain", programs[0].output.width, self.target.output.width, {}),
             self.n_block_rows,
             self.first_logits_row,
             self.mask_token_id,
@@ -155,7 +155,7 @@ def pair(drafter, *, format=Format.Q8_0, **facts):
     tensors = described(weights, format)
     first = model.info.next_layer
     target, draft = model.record(tensors, drafter=drafter), drafter.record_draft(tensors, first=first)
-    return Pair(target, draft, weights, drafter.kind, **facts)
+    return Pair(target, (draft,), weights, drafter.kind, **facts)
 
 
 def described(weights, format):

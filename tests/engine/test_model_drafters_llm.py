@@ -19,9 +19,13 @@ IDS = range(97, 105)
 DENSE = {"num_hidden_layers": 5}
 MTP = {
     "deepseek": LATENT_CONFIG | {"num_nextn_predict_layers": 1},
+    "deepseek-2": LATENT_CONFIG | {"num_nextn_predict_layers": 2},
     "qwen3.5": QWEN3_5 | {"mtp_num_hidden_layers": 1},
+    "qwen3.5-2": QWEN3_5 | {"mtp_num_hidden_layers": 2},
     "ling": LING | {"num_nextn_predict_layers": 1},
+    "ling-3": LING | {"num_nextn_predict_layers": 3},
     "kimi-k3": KIMI_K3 | {"num_nextn_predict_layers": 1},
+    "kimi-k3-2": KIMI_K3 | {"num_nextn_predict_layers": 2},
 }
 TURN = SamplingParams(temperature=0.7, seed=2, max_tokens=45, ignore_eos=True, logprobs=1, allowed_token_ids=list(IDS))
 
@@ -190,3 +194,20 @@ def test_the_kind_is_found_by_the_drafters_own_config(dense, tmp_path):
         assert json.loads((drafter / "config.json").read_text("utf-8"))["architectures"]
         with refused(dense, model=str(drafter)) as llm:
             assert llm.engine.plan.drafter.checkpoint.model.name == kind
+
+
+def test_a_head_makes_as_many_drafts_as_it_has_modules_and_reads_no_more_of_them_than_are_asked_for(tmp_path):
+    """A checkpoint that lacks one of those is refused by the tensor's name."""
+    config = LATENT_CONFIG | {"num_nextn_predict_layers": 4}
+    folder = write_tiny_model(tmp_path / "model", config=config)
+    weights = tiny_checkpoint({**CONFIG, **config}, has_mtp=True)
+    last = f"model.layers.{CONFIG['num_hidden_layers'] + 3}."
+    save_file(weights, str(folder / "model.safetensors"))
+    with LLM(str(folder), speculative_config={"method": "mtp"}, **SMALL) as llm:
+        assert llm.engine.plan.drafter.n_draft == len(llm.engine.plan.drafter.lowered) == 4
+    save_file({n: w for n, w in weights.items() if not n.startswith(last)}, str(folder / "model.safetensors"))
+    with pytest.raises(ModelFileError, match=last):
+        refused(folder, method="mtp")
+    with LLM(str(folder), speculative_config={"method": "mtp", "num_speculative_tokens": 3}, **SMALL) as llm:
+        assert len(llm.engine.plan.drafter.lowered) == 3
+        assert len(llm.engine.plan.info.kv_layers) == CONFIG["num_hidden_layers"] + 3

@@ -26,20 +26,30 @@ from tiercel.testing.state_kit import StatefulRunnerContract
 MTP = Path(__file__).parent.parent / "model/mtp_fixtures"
 
 
-def mtp(name="deepseek_v3_experts", format=Format.Q8_0):
+def mtp(name="deepseek_v3_experts", format=Format.Q8_0, n_modules=1):
     """A model whose own head drafts: latent attention, and experts; its weights are random, so little comes.
 
     Those of Qwen3.5 and Ling have recurrent layers, whose states go over what is right only.
     """
-    model = build_model(json.loads((MTP / f"{name}.json").read_text())["config"])
+    field = "mtp_num_hidden_layers" if "qwen" in name else "num_nextn_predict_layers"
+    model = build_model(json.loads((MTP / f"{name}.json").read_text())["config"] | {field: n_modules})
+    assert model.n_mtp_modules == n_modules
     shapes = model.expected_weights() | model.mtp_weights()
     weights = {n: fill_by_name(n, shape, norms_add_one=model.norms_add_one) for n, shape in shapes.items()}
     tensors = described(weights, format)
-    return Pair(model.record(tensors, keeps_hidden=True), model.record_mtp(tensors), weights, "chain")
+    modules = tuple(model.record_mtp(tensors, module=module) for module in range(n_modules))
+    return Pair(model.record(tensors, keeps_hidden=True), modules, weights, "chain")
 
 
 PAIRS = {"chain": chain, "block": block, "block-of-masks": lambda: block(first_logits_row=1), "mtp": mtp}
 PAIRS |= {f"mtp-{name}": partial(mtp, name) for name in ("qwen3_5", "ling")}
+MODULES = {
+    "mtp-2": partial(mtp, n_modules=2),
+    "mtp-3": partial(mtp, n_modules=3),
+    "mtp-qwen3_5-2": partial(mtp, "qwen3_5", n_modules=2),
+    "mtp-ling-3": partial(mtp, "ling", n_modules=3),
+}
+PAIRS |= MODULES
 
 
 @pytest.fixture(scope="module", params=PAIRS)
@@ -81,8 +91,19 @@ class TestMtpOfAModelWithState(StatefulRunnerContract, TestMtp):
     pair = mtp("qwen3_5")
 
 
+class TestMtpOfTwoModules(TestMtp):
+    pair = mtp(n_modules=2)
+
+
+class TestMtpOfThreeModulesOfAModelWithState(TestMtpOfAModelWithState):
+    pair = mtp("qwen3_5", n_modules=3)
+
+
 def generated(runner, n_tokens, *, slot=0, params=GREEDY, n_draft=3, edges=(4, 9)):
-    """Prefill in pieces, then draft and verify until there are so many tokens; give the driver and all tokens."""
+    """Prefill in pieces, then draft and verify until there are so many tokens.
+
+    Gives the driver, all tokens, and what the last step told.
+    """
     driver = Driver(runner)
     driver.admit(slot, PROMPT, 64, params=params)
     bounds = [0, *edges, len(PROMPT)]
@@ -92,21 +113,22 @@ def generated(runner, n_tokens, *, slot=0, params=GREEDY, n_draft=3, edges=(4, 9
     tokens = [*PROMPT, *result.row_token.tolist()]
     while len(tokens) < n_tokens:
         plan = (slot, len(tokens) - 1, n_draft + 1)
-        tokens += driver.step(plan, samples=[slot], drafts={slot: OWN}, n_draft=n_draft).row_token.tolist()
-    return driver, tokens
+        result = driver.step(plan, samples=[slot], drafts={slot: OWN}, n_draft=n_draft)
+        tokens += result.row_token.tolist()
+    return driver, tokens, result
 
 
 @pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
 def test_pages_hold_the_same_bytes_whether_filled_row_by_row_or_at_once(drafter, kv_dtype):
     """Of the drafter's layers too, wherever drafts had been that did not come."""
     first, second = (drafter.runner(kv_dtype=kv_dtype) for _ in range(2))
-    driver, tokens = generated(first, 36)
+    driver, tokens, _ = generated(first, 36)
     at_once = Driver(second)
     at_once.admit(2, tokens, 64)
     at_once.step((2, 0, len(tokens) - 1))
     pages = [r.read_pages(d.page_ids[s][:2]) for r, d, s in ((first, driver, 0), (second, at_once, 2))]
     assert pages[0] == pages[1]
-    n_layers = {layer.index for layer in (*drafter.target.kv_layers, *drafter.draft.kv_layers)}
+    n_layers = {layer.index for program in (drafter.target, *drafter.drafts) for layer in program.kv_layers}
     assert first.page_group.counts == (len(n_layers),)
     first.close()
     second.close()
@@ -118,7 +140,7 @@ def test_a_runner_that_drafts_gives_the_tokens_of_one_that_does_not(drafter):
         driver = Driver(plain)
         driver.admit(0, PROMPT, 64, params=params)
         want = [*PROMPT, *driver.generate(0, len(PROMPT), 30)]
-        _, got = generated(drafting, 36, params=params)
+        _, got, _ = generated(drafting, 36, params=params)
         assert got == want[: len(got)]
         plain.close()
         drafting.close()
@@ -140,26 +162,80 @@ def admitted(runner):
     return driver
 
 
-@pytest.mark.parametrize("name", ["chain", "mtp"])
+@pytest.mark.parametrize("name", ["chain", "mtp", *MODULES])
 def test_a_chain_drafts_what_its_definition_says(name):
-    """The numpy definitions: the first pass over all rows, each with the token after it; then one row at a time."""
-    pair = mtp(format=Format.F32) if name == "mtp" else chain(format=Format.F32)
-    target, head = (ReferenceExecutor(program, pair.weights, max_tokens=100) for program in (pair.target, pair.draft))
+    """The numpy definitions over the whole text at once: a pass of each module over all rows, the tokens one further on
+    each time and what the pass before gave out; then the last module's, one row at a time. And the same after a prompt
+    in chunks and many steps.
+    """
+    pair = PAIRS[name](format=Format.F32)
+    programs = (pair.target, *pair.drafts)
+    target, *heads = (ReferenceExecutor(program, pair.weights, max_tokens=100) for program in programs)
     runner = pair.runner()
-    _, tokens = generated(runner, 20, n_draft=4)
+    _, tokens, last = generated(runner, 20, n_draft=4)
     logits = target.step([Chunk(0, tokens[:-1])])
     assert int(logits[-1].argmax()) == tokens[-1]
-    logits, want, sure = head.step([Chunk(0, tokens[1:], given=target.last_hidden)])[-1:], [], []
-    for _ in range(4):
+    ids, given, want, sure = tokens[1:], target.last_hidden, [], []
+    for head in heads + heads[-1:] * (4 - len(heads)):
+        logits = head.step([Chunk(0, ids, given=given)])
         odds = np.exp(logits[-1] - logits[-1].max())
         want.append(int(logits[-1].argmax()))
         sure.append(float(odds.max() / odds.sum()))
-        logits = head.step([Chunk(0, want[-1:], given=head.last_hidden[-1:])])
+        is_last = len(want) >= len(heads)
+        ids, given = ([], head.last_hidden[-1:]) if is_last else (ids[1:], head.last_hidden)
+        ids = [*ids, want[-1]]
     fresh = Driver(runner)
     fresh.admit(1, tokens[:-1], 64)
-    ((got, confidence),) = drafted(fresh.step((1, 0, len(tokens) - 1), samples=[1], n_draft=4))
+    found = drafted(fresh.step((1, 0, len(tokens) - 1), samples=[1], n_draft=4))
+    ((got, confidence),) = found
     assert got == want
     assert confidence == pytest.approx(sure, rel=1e-4)
+    assert found == drafted(last)
+    runner.close()
+
+
+@pytest.mark.parametrize("n_rejected", range(5))
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_drafted_after_rejected_drafts_is_what_a_fresh_runner_drafts(name, n_rejected):
+    """To the last bit, whether all four came or none; and again one token on, when what was kept is of two steps."""
+    pair = PAIRS[name]()
+    plain, runner = pair.runner(drafts=False), pair.runner()
+    alone, driver = Driver(plain), Driver(runner)
+    alone.admit(0, PROMPT, 64)
+    want = [*PROMPT, *alone.generate(0, len(PROMPT), 12)]
+    driver.admit(0, PROMPT, 64)
+    driver.step((0, 0, 4), n_draft=4)
+    driver.step((0, 4, len(PROMPT) - 4), samples=[0], n_draft=4)
+    n = len(PROMPT) + 1
+    for n_foretold in (4, 1, 0, 2):
+        n_right = min(4 - n_rejected, n_foretold)
+        foretold = [*want[n : n + n_right], *((t + 1) % 100 for t in want[n + n_right : n + n_foretold])]
+        step = driver.step((0, n - 1, n_foretold + 1), samples=[0], drafts={0: (n, foretold)}, n_draft=4)
+        n += n_right + 1
+        assert step.row_token.tolist() == want[n - n_right - 1 : n]
+        fresh = Driver(runner)
+        fresh.admit(1, want[: n - 1], 64, n_prompt=len(PROMPT))
+        assert drafted(step) == drafted(fresh.step((1, 0, n - 1), samples=[1], n_draft=4))
+    plain.close()
+    runner.close()
+
+
+@pytest.mark.parametrize("name", ["mtp-2", "mtp-3"])
+def test_a_sequence_that_goes_on_from_pages_of_its_own_text_drafts_as_if_it_had_read_it(name):
+    """Behind which as many tokens are known as their last places take in: `n_unsettled_tokens`."""
+    runner = PAIRS[name]().runner()
+    n_more = runner.limits.n_unsettled_tokens
+    assert n_more == int(name[-1])
+    driver, tokens, _ = generated(runner, 32 + n_more)
+    before = runner.read_pages(driver.page_ids[0][:2])
+    tokens = tokens[: 32 + n_more]
+    found = []
+    for slot, shared in ((1, driver.page_ids[0][:2]), (2, [])):
+        driver.admit(slot, tokens, 64, n_prompt=len(PROMPT), shared=shared)
+        start = 16 * len(shared)
+        found.append(driver.step((slot, start, len(tokens) - start), samples=[slot], n_draft=4))
+    assert drafted(found[0]) == drafted(found[1])
+    assert runner.read_pages(driver.page_ids[0][:2]) == before
     runner.close()
 
 

@@ -139,9 +139,10 @@ def test_eagle3_changes_no_bit_of_its_target_and_what_it_is_given_depends_on_no_
         tapped.close()
 
 
-def fixture(name):
+def fixture(name, n_modules=1):
     path = Path(__file__).parent / "mtp_fixtures" / f"{name}.json"
-    config = json.loads(path.read_text())["config"]
+    field = "mtp_num_hidden_layers" if "qwen" in name else "num_nextn_predict_layers"
+    config = json.loads(path.read_text())["config"] | {field: n_modules}
     model = build_model(config)
     shapes = model.expected_weights() | model.mtp_weights()
     weights = {n: fill_by_name(n, shape, norms_add_one=model.norms_add_one) for n, shape in shapes.items()}
@@ -175,6 +176,37 @@ def test_a_checkpoint_without_a_whole_head_is_refused_by_tensor():
         open_mtp(target, {n: t for n, t in tensors.items() if n != last})
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM has no draft head"):
         open_mtp(tiny.target()[0], {})
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_experts", "ling", "qwen3_5", "qwen3_5_moe"])
+def test_a_further_module_is_the_firsts_arithmetic_over_weights_and_keys_of_its_own(name):
+    """What is all modules' in Qwen3.5 it shares: the join, and the norms around the layer."""
+    target, weights, _ = fixture(name, n_modules=3)
+    first, third = (list(target.mtp_module_weights(module)) for module in (0, 2))
+    shared = {"fc", "norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"} if "qwen" in name else set()
+    assert {part.split(".")[1] for part in set(first) & set(third)} == shared
+    weights |= {b: weights[a] for a, b in zip(first, third, strict=True)}
+    given = np.random.default_rng(2).standard_normal((len(IDS), target.info.hidden_size)).astype(np.float32)
+    found = []
+    for module in (0, 2):
+        program = target.record_mtp(float_tensors(weights), module=module)
+        assert [layer.index for layer in program.kv_layers] == [target.info.next_layer + module]
+        found.append(ReferenceExecutor(program, weights).step([Chunk(0, IDS, given=given)]))
+    np.testing.assert_array_equal(*found)
+    assert open_mtp(target, float_tensors(weights)).model.n_modules == 3
+    with pytest.raises(UnsupportedModel, match="of 4 modules but of 3"):
+        target.record_mtp({}, module=3)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_experts", "qwen3_5"])
+def test_a_checkpoint_of_fewer_modules_than_its_config_says_is_refused_by_tensor(name):
+    """But for who makes no more drafts than it has."""
+    target, _, tensors = fixture(name, n_modules=2)
+    missing = next(n for n in target.mtp_module_weights(1) if n not in target.mtp_module_weights(0))
+    fewer = {n: t for n, t in tensors.items() if n != missing}
+    with pytest.raises(ModelFileError, match=missing):
+        open_mtp(target, fewer)
+    assert open_mtp(target, fewer, n_draft=1).model.n_modules == 1
 
 
 def test_layers_of_a_head_that_do_not_follow_the_targets_are_refused():

@@ -75,7 +75,7 @@ class Ready:
             d2t=self.drafter.d2t,
         )
         rows = (model.n_block_rows, model.first_logits_row, model.mask_token_id)
-        drafting = Drafting(self.draft_program, model.kind, self.n, head, *rows) if drafts else None
+        drafting = Drafting((self.draft_program,), model.kind, self.n, head, *rows) if drafts else None
         store = PackedWeightStore(self.tensors, expand_to_f32=False, n_threads=1)
         capacity, settings = Capacity(16, 1, 16, 64, 3), NativeSettings(64, 64, "float32", n_threads)
         return NativeRunner(self.program, store, capacity, settings, drafting=drafting)

@@ -50,6 +50,20 @@ def described(weights, format=Format.F32):
     return {name: SimpleNamespace(shape=w.shape, format=format_of(w)) for name, w in weights.items()}
 
 
+def test_a_second_draft_layer_is_the_firsts_arithmetic_over_weights_and_rows_of_its_own():
+    model = build_model(GOLDEN["config"] | {"num_nextn_predict_layers": 2})
+    weights = {n: filled(n, shape) for n, shape in model.mtp_module_weights(0).items()}
+    assert not weights.keys() & model.mtp_module_weights(1).keys()
+    weights |= dict(zip(model.mtp_module_weights(1), list(weights.values()), strict=True))
+    given = np.random.default_rng(2).standard_normal((9, model.info.hidden_size)).astype(np.float32)
+    found = []
+    for module in range(2):
+        program = model.record_mtp(described(weights), module=module)
+        assert [layer.index for layer in program.kv_layers] == [model.config.n_layers + module]
+        found.append(ReferenceExecutor(program, weights).step([Chunk(0, range(9), given=given)]))
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.fixture(scope="module")
 def k3():
     model = build_model(GOLDEN["config"])

@@ -4,13 +4,19 @@
 // there, so whatever happened to the slot meanwhile makes them void. All that is drafted of a sequence follows from its tokens and from the
 // places that its pages have; never from what runs beside it. Nothing is written to a place that the slot had no page for.
 //
-// What a chain leaves at a place is made of the token after it too. So a prefix that is found in shared pages may, at its very last place,
-// hold what another continuation left in the drafter's layers: one key of many, and of drafts only.
+// What module s of a chain leaves at a place is made of the s + 1 tokens after it too. So a prefix that is found in shared pages may, at
+// its very last places, hold what another continuation left in the drafter's layers: few keys of many, and of drafts only.
+//
+// A chain of n modules begins with n passes over the same rows, each of a program of its own: pass s has the token s + 1 places after each
+// row, and what pass s - 1 gave out of it; at the last rows these tokens are drafts, or nothing. So the n - 1 last rows of a slot are made
+// of guesses: what the target gave out of them is kept, and they are computed again in front of the next step's. With this each draft is
+// the one that all tokens so far, computed at once, would bring. A page stays as it is once n tokens behind its end are known.
 //
 // Thread rule: forget and set_policy come from the step runner's caller thread, forget only while no submitted step names the slot;
 // everything else from the runner's own thread.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -24,8 +30,8 @@
 namespace tiercel {
 
 // Block: one pass over [last token, mask, mask ..] of each sequence, whose context the target's program left in the pages.
-// Chain: a first pass over the step's own rows, each with the token after it and what the target's program gave out of it; then passes of
-// one row a sequence, with the draft before it and what the draft program itself gave out.
+// Chain: a pass of each module over the step's own rows, the first with the token after each and what the target's program gave out of it;
+// then passes of one row a sequence of the last module, with the draft before it and what that module itself gave out.
 enum class DraftKind : uint8_t { Block, Chain };
 
 struct DraftSetup {
@@ -35,8 +41,13 @@ struct DraftSetup {
   int32_t first_logits_row = 0; // Block: of a block; logits of the rows from it on are of draft 0, 1, ..
   int32_t mask_token = 0;       // Block: of all rows but the first
   BufferRef target_hidden{};    // Chain: rows of the target's arena, as wide as the draft program's given rows
-  BufferRef hidden{};           // rows of the draft program's arena
-  bool gives_hidden = false;    // whether `hidden` is there: a chain of more than one draft needs it
+  bool gives_hidden = false;    // whether modules' `hidden` is there: a chain of more than one draft needs it
+};
+
+// A program that drafts. A block has one; a chain as many as it has first drafts that are each of a module of its own, in order.
+struct DraftModule {
+  std::unique_ptr<Program> program; // sealed, over the pages that the steps' target uses; all of one width
+  BufferRef hidden{};               // rows of its arena
 };
 
 // What steps take and how often drafts come, for the choice of how many to compute. Immutable once made.
@@ -75,14 +86,13 @@ struct DraftSequence {
 
 class Drafting {
  public:
-  // The program is sealed, over the pages that the steps' target uses. n_token_ids: of the target.
-  Drafting(std::unique_ptr<Program> program, std::shared_ptr<const DraftHead> head, DraftSetup setup, int64_t n_slots, int64_t max_len,
+  // max_tokens: of a pass; a step's, and for each slot one less than there are modules. n_token_ids: of the target.
+  Drafting(std::vector<DraftModule> modules, std::shared_ptr<const DraftHead> head, DraftSetup setup, int64_t n_slots, int64_t max_len,
            int64_t max_tokens, int64_t n_token_ids);
 
   const DraftSetup& setup() const { return setup_; }
-  Program& program() { return *program_; }
 
-  void forget(int32_t slot) { slots_[static_cast<size_t>(slot)].from = -1; }
+  void forget(int32_t slot) { slots_[static_cast<size_t>(slot)] = {}; }
   void set_policy(DraftPolicy policy) { policy_ = std::make_shared<const DraftPolicy>(std::move(policy)); }
   std::shared_ptr<const DraftPolicy> policy() const { return policy_; }
 
@@ -101,6 +111,9 @@ class Drafting {
   struct SlotDrafts {
     int64_t from = -1;
     int32_t n = 0;
+    int64_t kept_from = 0, n_kept = 0; // places whose rows of the target are kept
+    // Of them, those before a step that begins at `start`.
+    int64_t n_before(int64_t start) const { return start <= kept_from + n_kept ? std::max<int64_t>(start - kept_from, 0) : 0; }
   };
   // A sequence of the pass at work whose drafts are picked.
   struct Pick {
@@ -114,21 +127,34 @@ class Drafting {
 
   int32_t* ids_of(int32_t slot) { return ids_.data() + static_cast<int64_t>(slot) * setup_.n_draft_max; }
   float* chances_of(int32_t slot) { return chances_.data() + static_cast<int64_t>(slot) * setup_.n_draft_max; }
-  int32_t n_wanted(const DraftSequence& seq, int32_t n_draft) const;
+  int64_t n_modules() const { return static_cast<int64_t>(modules_.size()); }
+  uint8_t* kept_row(int64_t slot, int64_t i) { return kept_->data() + (slot * (n_modules() - 1) + i) * row_bytes_; }
+  const uint8_t* target_row(int64_t i) const {
+    return target_->arena() + setup_.target_hidden.offset + i * setup_.target_hidden.stride_bytes;
+  }
+  const uint8_t* hidden_row(size_t module, int64_t i) const {
+    const DraftModule& m = modules_[module];
+    return m.program->arena() + m.hidden.offset + i * m.hidden.stride_bytes;
+  }
+  int32_t n_wanted(const DraftSequence& seq) const;
+  int32_t token_at(const DraftSequence& seq, int64_t pos);
   void clear();
   void add_row(int32_t token, int64_t pos);
   void end_sequence(int32_t slot, int64_t start, int32_t n_logits);
-  void begin_block(std::span<const DraftSequence> seqs, int32_t n_draft);
-  void begin_chain(std::span<const DraftSequence> seqs, int32_t n_draft);
-  void copy_given(const Program& target, int32_t thread, int32_t n_threads);
+  void begin_block();
+  void begin_module();
+  void copy_given(int32_t thread, int32_t n_threads);
   void pick(int32_t thread, int32_t n_threads);
+  bool take(const Pick& pick);
   bool go_on();
   void look();
+  void keep_rows(const DraftSequence& seq);
 
-  std::unique_ptr<Program> program_;
+  std::vector<DraftModule> modules_;
   std::shared_ptr<const DraftHead> head_;
   DraftSetup setup_;
   int64_t max_len_, n_token_ids_;
+  int64_t row_bytes_; // Chain: of a given row
   std::vector<SlotDrafts> slots_;
   std::vector<int32_t> ids_;                // [slots, n_draft_max]
   std::vector<float> chances_;              // [slots, n_draft_max]
@@ -136,11 +162,17 @@ class Drafting {
   std::shared_ptr<const DraftPolicy> policy_;
   std::atomic<int64_t> n_bad_{0};
 
-  // The pass at work; sized once.
+  // The step and the pass at work; sized once.
+  std::span<const DraftSequence> seqs_;
+  int32_t n_draft_ = 0;
+  const Program* target_ = nullptr;
+  size_t module_ = 0;
+  bool has_all_rows_ = false; // Chain: a module's first pass
   std::vector<int32_t> seq_slot_, seq_start_, seq_rows_, row_token_, row_pos_, row_seq_, logits_rows_, logits_seq_start_, logits_seq_rows_;
-  std::vector<int32_t> row_from_; // Chain, first pass: which of the step's rows
+  std::vector<const uint8_t*> row_from_; // Chain, first pass of the first module: rows of the target
   std::vector<Pick> picks_;
   std::unique_ptr<Region> given_; // Chain: [max_tokens, given width]
+  std::unique_ptr<Region> kept_;  // Chain: [slots, modules - 1, given width]
   StepView view_{};
 };
 

@@ -305,16 +305,13 @@ def make_kv(
 class Drafting:
     def __init__(
         self,
-        program: Program,
+        modules: Sequence[tuple[Program, int, _Buffer, _Buffer | None]],
         head: DraftHead,
         kind: str,
         n_draft_max: int,
         block: tuple[int, int, int],
-        arena_bytes: int,
-        logits: _Buffer,
         max_rows: tuple[int, int],
         target_hidden: _Buffer | None = None,
-        hidden: _Buffer | None = None,
     ) -> None: ...
 
 def choose_drafts(

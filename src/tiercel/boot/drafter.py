@@ -24,9 +24,9 @@ class PlannedDrafter(msgspec.Struct, frozen=True):
     """A drafter as it will be used."""
 
     checkpoint: "DraftCheckpoint"
-    lowered: "Lowered"
+    lowered: "tuple[Lowered, ...]"
     n_draft: int  # of one sequence in a step
-    text: str  # all its arithmetic but the weights' values
+    text: str  # all its modules' arithmetic but the weights' values
     n_target_vocab: int
 
 
@@ -44,7 +44,7 @@ def open_drafter_for(
     from tiercel.models.drafters.checkpoint import open_drafter, open_mtp
 
     if settings.method == "mtp":
-        found = open_mtp(model, checkpoint.tensors)
+        found = open_mtp(model, checkpoint.tensors, settings.n_tokens_max if settings.says_n_tokens else None)
     else:
         named = resolve(settings.model, hf_token=options.hf_token, download_dir=options.download_dir)
         found = open_drafter(named.path, model, checkpoint.tensors)
@@ -81,8 +81,11 @@ def kind_of(options: EngineOptions, name: str) -> str:
 
 
 def usual_number(drafter: "DraftModel") -> int:
-    """Return how many drafts are made of a sequence when nobody says: all of a block, of a chain a few."""
-    return drafter.n_draft_max if drafter.kind == "block" else min(_N_CHAINED, drafter.n_draft_max)
+    """Return how many drafts are made of a sequence when nobody says: all of a block, of a chain as many as it has
+    modules, or a few if it has one only.
+    """
+    n_chained = drafter.n_modules if drafter.n_modules > 1 else _N_CHAINED
+    return drafter.n_draft_max if drafter.kind == "block" else min(n_chained, drafter.n_draft_max)
 
 
 def drafting_of(drafter: PlannedDrafter) -> "Drafting":
@@ -96,7 +99,7 @@ def drafting_of(drafter: PlannedDrafter) -> "Drafting":
     model, checkpoint = drafter.checkpoint.model, drafter.checkpoint
     head = model.head()
     return Drafting(
-        program=drafter.lowered,
+        programs=drafter.lowered,
         kind=model.kind,
         n_draft_max=drafter.n_draft,
         head=_native.make_draft_head(

@@ -199,15 +199,22 @@ def _plan_drafter(
 
     settings, drafter = settings_of(options), opened.model
     shared = {name: checkpoint.tensors[name].shape for name in drafter.shared_weights()}
-    program = drafter.record_draft(
-        {**planned_tensors(checkpoint, shared, options.quantization), **opened.planned()},
-        first=model.info.next_layer,
-        compute_dtype=ComputeDtype.FLOAT32 if options.compute_dtype == "float32" else ComputeDtype.AUTO,
-        max_len_tokens=max_len_tokens,
-        norm_weights_include_one=checkpoint.norm_weights_include_one,
-    )
+    tensors: dict[str, Any] = {**planned_tensors(checkpoint, shared, options.quantization), **opened.planned()}
+    programs = [
+        drafter.record_draft(
+            tensors,
+            first=model.info.next_layer,
+            module=module,
+            compute_dtype=ComputeDtype.FLOAT32 if options.compute_dtype == "float32" else ComputeDtype.AUTO,
+            max_len_tokens=max_len_tokens,
+            norm_weights_include_one=checkpoint.norm_weights_include_one,
+        )
+        for module in range(drafter.n_modules)
+    ]
+    lowered = tuple(lower_and_fuse(program) for program in programs)
+    text = "\n".join(program.text() for program in programs)
     n_draft = settings.n_tokens_max if settings.says_n_tokens else usual_number(drafter)
-    return PlannedDrafter(opened, lower_and_fuse(program), n_draft, program.text(), model.info.vocab_size)
+    return PlannedDrafter(opened, lowered, n_draft, text, model.info.vocab_size)
 
 
 def _model_of(runner: str, checkpoint: "Checkpoint") -> "tuple[Model, SentenceFiles | None]":

@@ -33,7 +33,8 @@ class DecoderConfig:
     """Every number and switch of a dense decoder that changes its arithmetic.
 
     `windows[i]` is layer i's sliding window in tokens, 0 for none. `ropes` are the model's rotations by name, and
-    `layer_ropes[i]` names layer i's, None for a layer without positions.
+    `layer_ropes[i]` names layer i's, None for a layer without positions. `n_mtp_modules` are the draft head's, if the
+    checkpoint has one: layers past the last.
     """
 
     architecture: str
@@ -57,6 +58,7 @@ class DecoderConfig:
     has_qk_norm: bool = False
     has_sinks: bool = False
     final_softcap: float = 0.0
+    n_mtp_modules: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -201,7 +203,7 @@ class Decoder(Model):
         return shapes
 
     def layer_prefix(self, i: int) -> str:
-        """Return what begins the names of layer i's weights; the layer past the last is a draft head's."""
+        """Return what begins the names of layer i's weights; layers past the last are a draft head's."""
         return f"{self.prefix}.layers.{i}"
 
     def weights_of_layer(self, i: int) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ Layers are dense up to `first_k_dense_replace`; a mixture has shared experts bes
 has them. Source: DeepSeek-AI 2024 (arXiv:2405.04434, arXiv:2412.19437).
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,21 +23,19 @@ from tiercel.models.decoder import (
 )
 from tiercel.models.fields import ConfigFields, Required
 from tiercel.models.info import ModelInfo
-from tiercel.models.model import Model, RecordOptions
+from tiercel.models.model import RecordOptions
 from tiercel.models.moe import MixtureConfig, read_experts
-from tiercel.models.mtp import DraftNames, draft_weights, record_draft
+from tiercel.models.mtp import DraftNames, draft_weights, names_of, read_n_modules, record_draft
 from tiercel.models.rope import read_rope
 from tiercel.ops.program import KvLayer, Value
 from tiercel.ops.recorder import LatentSizes, Recorder
 from tiercel.ops.routing import Routing
 
-_OF_TRAINING_OR_DRAFTS = (
+_OF_TRAINING = (
     "ep_size",
     "aux_loss_alpha",
     "seq_aux",
     "output_router_logits",
-    "num_nextn_predict_layers",
-    "num_mtp_layers",
 )
 _OF_MIXTURES = (
     "n_routed_experts",
@@ -87,11 +86,14 @@ class DeepseekV3(Decoder):
         fields = ConfigFields(config)
         sizes = read_sizes(fields, default_head_dim=fields.size("qk_rope_head_dim", 64))
         latent = read_latent(cls._architecture, fields, sizes, is_interleaved=cls._is_interleaved(fields))
+        # A head may be there though no field says so.
+        n_modules = read_n_modules(fields, "num_nextn_predict_layers", read_n_modules(fields, "num_mtp_layers", 1))
+        latent = dataclasses.replace(latent, n_mtp_modules=max(n_modules, 1))
         n_dense = fields.raw("first_k_dense_replace")
         n_dense = cls._usual_n_dense if n_dense is None else n_dense
         if isinstance(n_dense, bool) or not isinstance(n_dense, int) or n_dense < 0:
             raise fields.broken("first_k_dense_replace", n_dense, "a number of layers")
-        for name in _OF_TRAINING_OR_DRAFTS:
+        for name in _OF_TRAINING:
             fields.raw(name)
         fields.only("moe_layer_freq", 1, why="every layer past the dense ones is a mixture")
         mixture, n_shared = None, 0
@@ -163,18 +165,21 @@ class DeepseekV3(Decoder):
         shared = rec.linear(rec.gated(gate, up, self.config.act), f"{prefix}.shared_experts.down_proj.weight")
         return rec.add(y, shared)
 
-    def mtp_weights(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the draft head's weights, but for copies of the embedding and the head."""
-        return {} if self.mixture is None else draft_weights(self, self._draft_names)
-
-    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
-        """Write the draft head."""
-        return record_draft(self, rec, options, self._draft_names, skips_first=True)
-
     @property
-    def _draft_names(self) -> DraftNames:
-        names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
-        return DraftNames(*(f"{self.layer_prefix(self.config.n_layers)}.{name}.weight" for name in names))
+    def n_mtp_modules(self) -> int:
+        """Modules of the draft head, whose layers are mixtures."""
+        return 0 if self.mixture is None else self.config.n_mtp_modules
+
+    def mtp_module_weights(self, module: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a module's weights, but for copies of the embedding and the head."""
+        return draft_weights(self, self._draft_names(module), module)
+
+    def forward_mtp(self, rec: Recorder, options: RecordOptions, module: int) -> Value:
+        """Write the draft head's module."""
+        return record_draft(self, rec, options, self._draft_names(module), module, skips_first=True)
+
+    def _draft_names(self, module: int) -> DraftNames:
+        return names_of(self, module, "eh_proj", "enorm", "hnorm", "shared_head.norm")
 
     def may_ignore(self, name: str) -> bool:
         """Tell whether a tensor may be left unread: besides a decoder's, layers past the last, which draft tokens."""
@@ -198,13 +203,10 @@ class DeepseekV2(DeepseekV3):
     _usual_n_dense: ClassVar[int] = 0
     _has_correction: ClassVar[bool] = False
 
-    def mtp_weights(self) -> dict[str, tuple[int, ...]]:
-        """Return no weights: there is no draft head."""
-        return {}
-
-    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
-        """Refuse: there is no draft head."""
-        return Model.forward_mtp(self, rec, options)
+    @property
+    def n_mtp_modules(self) -> int:
+        """None: there is no draft head."""
+        return 0
 
     @classmethod
     def _routing(cls, fields: ConfigFields) -> Routing:

@@ -12,6 +12,7 @@ from tiercel.models.decoder import default_scale, read_sizes
 from tiercel.models.deepseek import LatentConfig, grouped, read_latent_sizes, read_size_or_0
 from tiercel.models.fields import ConfigFields, in_one_dialect
 from tiercel.models.moe import read_experts
+from tiercel.models.mtp import read_n_modules
 from tiercel.ops.program import StateLayer, Value
 from tiercel.ops.recorder import Recorder
 from tiercel.ops.routing import Routing
@@ -109,7 +110,6 @@ class KimiConfig(LatentConfig):
     """What Kimi's models add. `is_linear[i]` and `is_sparse[i]` say what layer i's two parts are.
 
     `act_params` are the activation's. `residual_size` above 0: that many layers share a row of the residual bank.
-    `n_drafts` are the layers past the last, which draft tokens.
     """
 
     delta: DeltaAttention
@@ -119,7 +119,6 @@ class KimiConfig(LatentConfig):
     has_output_gate: bool
     act_params: tuple[float, ...]
     residual_size: int
-    n_drafts: int
 
 
 def read_kimi(config: Mapping[str, Any], architecture: str) -> KimiConfig:
@@ -170,7 +169,7 @@ def read_kimi(config: Mapping[str, Any], architecture: str) -> KimiConfig:
         has_output_gate=fields.flag("mla_use_output_gate", default=False),
         act_params=act_params,
         residual_size=read_size_or_0(fields, "attn_res_block_size"),
-        n_drafts=_read_n_drafts(fields),
+        n_mtp_modules=read_n_modules(fields, "num_nextn_predict_layers", 0),
     )
     fields.finish()
     return found
@@ -278,11 +277,3 @@ def _read_mixture(fields: ConfigFields, *, is_needed: bool) -> KimiMixture | Non
     # A group's score is the sum of its two best.
     routing = grouped(fields, routing, n_groups, n_kept, 2, "sigmoid", renormalises=renormalises, scale=scale)
     return KimiMixture(routing=routing, intermediate_size=width, n_shared=n_shared, latent=latent, has_norm=has_norm)
-
-
-def _read_n_drafts(fields: ConfigFields) -> int:
-    n = fields.raw("num_nextn_predict_layers")
-    n = 0 if n is None else n
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise fields.broken("num_nextn_predict_layers", n, "a number of layers")
-    return n

@@ -86,21 +86,26 @@ class KimiK3(KimiLinear):
             return running
         return rec.residual_mix([*bank, running], f"{name}_norm.weight", f"{name}_proj.weight", self.config.eps)
 
-    def mtp_weights(self) -> Shapes:
-        """Return the shapes of the draft layer's weights; it has an embedding and a head of its own."""
+    @property
+    def n_mtp_modules(self) -> int:
+        """Layers that draft, which are mixtures; one may be there though the config says none."""
+        return 0 if self.config.mixture is None else max(1, self.config.n_mtp_modules)
+
+    def mtp_module_weights(self, module: int) -> Shapes:
+        """Return the shapes of a draft layer's weights; it has an embedding and a head of its own."""
         c = self.config
-        if c.mixture is None:
-            return {}
+        assert c.mixture is not None, "a model without experts has no draft layer"
         norms = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "shared_head.norm")
         shapes: Shapes = {f"{name}.weight": (c.hidden_size,) for name in norms}
         shapes["eh_proj.weight"] = (c.hidden_size, 2 * c.hidden_size)
         shapes |= self.latent_weights() | self.feed_forward_weights(c.mixture)
         shapes |= {f"{name}.weight": (c.vocab_size, c.hidden_size) for name in ("embed_tokens", "shared_head.head")}
-        return {f"{self.prefix}.layers.{c.n_layers}.{name}": shape for name, shape in shapes.items()}
+        return {f"{self.prefix}.layers.{c.n_layers + module}.{name}": shape for name, shape in shapes.items()}
 
-    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
-        """Write the draft layer: latent attention and a mixture around a plain stream, with no bank."""
-        c, prefix = self.config, f"{self.prefix}.layers.{self.config.n_layers}"
+    def forward_mtp(self, rec: Recorder, options: RecordOptions, module: int) -> Value:
+        """Write a draft layer: latent attention and a mixture around a plain stream, with no bank."""
+        c, i = self.config, self.config.n_layers + module
+        prefix = f"{self.prefix}.layers.{i}"
         assert c.mixture is not None, "a model without experts has no draft layer"
 
         def norm(x: Value, name: str) -> Value:
@@ -110,7 +115,7 @@ class KimiK3(KimiLinear):
         x = rec.linear(rec.join(token, norm(rec.given(c.hidden_size), "hnorm")), f"{prefix}.eh_proj.weight")
         h = norm(x, "input_layernorm")
         made = latent_projections(rec, c, f"{prefix}.self_attn", h)
-        x = rec.add(x, self.attend(rec, f"{prefix}.self_attn", h, made, layer=c.n_layers))
+        x = rec.add(x, self.attend(rec, f"{prefix}.self_attn", h, made, layer=i))
         y = self.sparse(rec, f"{prefix}.block_sparse_moe", c.mixture, norm(x, "post_attention_layernorm"))
         x = rec.keep_hidden(rec.add(x, y))
         return rec.linear(norm(x, "shared_head.norm"), f"{prefix}.shared_head.head.weight")

@@ -104,7 +104,7 @@ class KimiLinear(Decoder):
         """Tell whether a tensor may be left unread: besides a decoder's, layers past the last, which draft tokens."""
         parts = name.removeprefix(f"{self.prefix}.layers.").split(".")
         n = self.config.n_layers
-        is_draft = parts[0].isdecimal() and n <= int(parts[0]) < n + max(1, self.config.n_drafts)
+        is_draft = parts[0].isdecimal() and n <= int(parts[0]) < n + max(1, self.config.n_mtp_modules)
         return super().may_ignore(name) or is_draft
 
     def attention(self, rec: Recorder, options: RecordOptions, i: int, h: Value, tables: Mapping[str, Value]) -> Value:

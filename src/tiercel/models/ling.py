@@ -28,7 +28,7 @@ from tiercel.models.info import ModelInfo
 from tiercel.models.kimi_config import CONVOLVED, DeltaAttention
 from tiercel.models.model import RecordOptions
 from tiercel.models.moe import MixtureConfig, read_experts
-from tiercel.models.mtp import DraftNames, draft_weights, record_draft
+from tiercel.models.mtp import DraftNames, draft_weights, names_of, read_n_modules, record_draft
 from tiercel.models.rope import RopeParameters, parse_rope
 from tiercel.ops.program import KvLayer, Value
 from tiercel.ops.recorder import Recorder
@@ -94,8 +94,7 @@ _OF_MIXTURES = (
 class LingConfig(LatentConfig):
     """What Ling 3 adds. `is_linear[i]` and `is_sparse[i]` say what layer i's two parts are.
 
-    `limits[i]` clamp layer i's experts and its shared expert; 0 is none. `n_drafts` are layers past the last, of which
-    the first is the draft head's.
+    `limits[i]` clamp layer i's experts and its shared expert; 0 is none.
     """
 
     delta: DeltaAttention
@@ -104,7 +103,6 @@ class LingConfig(LatentConfig):
     mixture: MixtureConfig | None
     n_shared: int
     limits: tuple[tuple[float, float], ...]
-    n_drafts: int
 
 
 class Ling(Decoder):
@@ -130,9 +128,9 @@ class Ling(Decoder):
         return structs.replace(super().info, kv_layers=kv, state_layers=states)
 
     def _parts(self, i: int) -> tuple[bool, MixtureConfig | None]:
-        """Return whether layer i is linear, and its mixture; the layer past the last drafts tokens."""
+        """Return whether layer i is linear, and its mixture; layers past the last draft tokens."""
         c = self.config
-        if i == c.n_layers:
+        if i >= c.n_layers:
             return False, c.mixture
         return c.is_linear[i], c.mixture if c.is_sparse[i] else None
 
@@ -176,7 +174,7 @@ class Ling(Decoder):
     def may_ignore(self, name: str) -> bool:
         """Tell whether a tensor may be left unread: besides a decoder's, layers past the last, which draft tokens."""
         parts, n = name.removeprefix(f"{self.prefix}.layers.").split("."), self.config.n_layers
-        is_draft = parts[0].isdecimal() and n <= int(parts[0]) < n + self.config.n_drafts
+        is_draft = parts[0].isdecimal() and n <= int(parts[0]) < n + self.config.n_mtp_modules
         return super().may_ignore(name) or is_draft
 
     def attention(self, rec: Recorder, options: RecordOptions, i: int, h: Value, tables: Mapping[str, Value]) -> Value:
@@ -209,21 +207,21 @@ class Ling(Decoder):
         shared = rec.gated(gate, up, *_clamped(c.limits[i][1]))
         return rec.add(y, rec.linear(shared, f"{prefix}.shared_experts.down_proj.weight"))
 
+    def _draft_names(self, module: int) -> DraftNames:
+        return names_of(self, module, "eh_proj", "enorm", "hnorm", "final_layernorm")
+
     @property
-    def _draft_names(self) -> DraftNames:
-        names = ("eh_proj", "enorm", "hnorm", "final_layernorm")
-        return DraftNames(*(f"{self.layer_prefix(self.config.n_layers)}.{name}.weight" for name in names))
+    def n_mtp_modules(self) -> int:
+        """Modules of the draft head, whose layers are mixtures."""
+        return 0 if self.config.mixture is None else self.config.n_mtp_modules
 
-    def mtp_weights(self) -> Shapes:
-        """Return the shapes of the draft head's weights."""
-        c = self.config
-        return draft_weights(self, self._draft_names) if c.n_drafts and c.mixture is not None else {}
+    def mtp_module_weights(self, module: int) -> Shapes:
+        """Return the shapes of a module's weights."""
+        return draft_weights(self, self._draft_names(module), module)
 
-    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
-        """Write the draft head, of latent attention and a mixture; a first token counts as any other."""
-        if not self.mtp_weights():
-            return super().forward_mtp(rec, options)
-        return record_draft(self, rec, options, self._draft_names, skips_first=False)
+    def forward_mtp(self, rec: Recorder, options: RecordOptions, module: int) -> Value:
+        """Write the module, of latent attention and a mixture; a first token counts as any other."""
+        return record_draft(self, rec, options, self._draft_names(module), module, skips_first=False)
 
 
 def _clamped(limit: float) -> tuple[str, tuple[float, ...]]:
@@ -245,9 +243,7 @@ def _read(config: Mapping[str, Any]) -> LingConfig:
     nope, rope, rank, v_dim = read_latent_sizes(fields)
     if fields.size("rotary_dim", rope) != rope:
         raise fields.broken("rotary_dim", fields.raw("rotary_dim"), f"qk_rope_head_dim {rope}")
-    n_drafts = fields.raw("num_nextn_predict_layers") or 0
-    if isinstance(n_drafts, bool) or not isinstance(n_drafts, int) or n_drafts < 0:
-        raise fields.broken("num_nextn_predict_layers", n_drafts, "a number of layers")
+    n_drafts = read_n_modules(fields, "num_nextn_predict_layers", 0)
     is_linear, is_sparse = _read_kinds(fields, sizes.n_layers), _read_feed_forwards(fields, sizes.n_layers)
     mixture, n_shared = _read_mixture(fields) if any(is_sparse) else (None, 0)
     limits = [
@@ -282,7 +278,7 @@ def _read(config: Mapping[str, Any]) -> LingConfig:
         mixture=mixture,
         n_shared=n_shared,
         limits=tuple(zip(*limits, strict=True)),
-        n_drafts=n_drafts,
+        n_mtp_modules=n_drafts,
     )
     for name in _OF_MIXTURES:  # nothing reads these where every layer is dense
         fields.raw(name)

@@ -120,20 +120,33 @@ class Model(ABC):
         if len(set(taps)) < len(taps):
             raise UnsupportedModel(f"models: taps {list(taps)} name a layer twice; name each once")
 
-    def mtp_weights(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each weight that only the model's own draft head reads; none for a model without.
+    @property
+    def n_mtp_modules(self) -> int:
+        """Modules of the model's own draft head, one for each of its first drafts; 0 for a model without."""
+        return 0
+
+    def mtp_module_weights(self, module: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each weight that only the draft head's module reads; some may be all modules'."""
+        del module
+        return {}
+
+    def mtp_weights(self, n_modules: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each weight that only the draft head's first modules read, or all; none without a head.
 
         A checkpoint that has the first of them has the head.
         """
-        return {}
+        found: dict[str, tuple[int, ...]] = {}
+        for module in range(self.n_mtp_modules if n_modules is None else n_modules):
+            found |= self.mtp_module_weights(module)
+        return found
 
     def has_mtp(self, names: Container[str]) -> bool:
         """Tell whether the tensors of these names have a draft head among them."""
         return next(iter(self.mtp_weights()), None) in names
 
-    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
-        """Write one step of the draft head in ops and return its logits."""
-        del rec, options
+    def forward_mtp(self, rec: Recorder, options: RecordOptions, module: int) -> Value:
+        """Write one step of the draft head's module in ops and return its logits."""
+        del rec, options, module
         raise UnsupportedModel(f"models: {self.info.architecture} has no draft head; speculate in another way")
 
     def record(
@@ -178,22 +191,30 @@ class Model(ABC):
         self,
         tensors: Mapping[str, Tensor],
         *,
+        module: int = 0,
         compute_dtype: ComputeDtype = ComputeDtype.AUTO,
         max_len_tokens: int | None = None,
         norm_weights_include_one: bool = False,
     ) -> Program:
-        """Record a step of the model's own draft head (multi-token prediction), a program like a model's.
+        """Record a step of a module of the model's own draft head (multi-token prediction), a program like a model's.
 
-        A row at position t takes token t + 1 and, as its given row, what the model, recorded with `keeps_hidden`, gave
-        out at t; its logits are of token t + 2. What it gives out itself may be given to its next step.
+        Module s's row at position t takes token t + s + 1 and, as its given row, what module s - 1 gave out at t, the
+        first what the model, recorded with `keeps_hidden`, did; its logits are of token t + s + 2. What the last gives
+        out may be given to its own next step.
 
         Raises:
-            UnsupportedModel: the model has none.
+            UnsupportedModel: the model has no such module.
             ModelFileError, ShapeError: as `record`.
         """
-        wanted = self.mtp_weights() | self.expected_weights()
+        if not 0 <= module < self.n_mtp_modules:
+            n = self.n_mtp_modules
+            raise UnsupportedModel(
+                f"models: {self.info.architecture} has no draft head, or none of {module + 1} modules but of {n}; "
+                "speculate in another way"
+            )
+        wanted = self.mtp_module_weights(module) | self.expected_weights()
         rec = self._recorder(tensors, wanted, compute_dtype, keeps_hidden=True)
-        return rec.finish(self.forward_mtp(rec, self._options(max_len_tokens, norm_weights_include_one)))
+        return rec.finish(self.forward_mtp(rec, self._options(max_len_tokens, norm_weights_include_one), module))
 
     def _options(self, max_len_tokens: int | None, norm_weights_include_one: bool) -> RecordOptions:
         length = self.info.max_len_tokens if max_len_tokens is None else max_len_tokens

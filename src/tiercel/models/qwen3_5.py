@@ -14,14 +14,14 @@ from tiercel.models.decoder import Decoder, DecoderConfig, default_scale, read_a
 from tiercel.models.fields import ConfigFields, Required
 from tiercel.models.info import ModelInfo
 from tiercel.models.model import RecordOptions
-from tiercel.models.mtp import DraftNames, draft_weights, record_draft
+from tiercel.models.mtp import DraftNames, draft_weights, read_n_modules, record_draft
 from tiercel.models.rope import RopeParameters, parse_rope
 from tiercel.ops.program import StateLayer, Value
 from tiercel.ops.recorder import Recorder
 
 _GATES: Mapping[str, str] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 _KINDS = ("full_attention", "linear_attention")
-_DRAFT_NAMES = DraftNames(
+_DRAFT_NAMES = DraftNames(  # of all modules
     *(f"mtp.{name}.weight" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"))
 )
 
@@ -110,20 +110,26 @@ class Qwen3_5(Decoder):
         }
 
     def _is_linear(self, i: int) -> bool:
-        """Tell what layer i is; the one past the last, which drafts, is full."""
+        """Tell what layer i is; those past the last, which draft, are full."""
         return i < len(self.layer_types) and self.layer_types[i] == "linear_attention"
 
     def layer_prefix(self, i: int) -> str:
-        """Return what begins the names of layer i's weights; the layer past the last is the draft head's."""
-        return super().layer_prefix(i) if i < self.config.n_layers else "mtp.layers.0"
+        """Return what begins the names of layer i's weights; layers past the last are the draft head's."""
+        n = self.config.n_layers
+        return super().layer_prefix(i) if i < n else f"mtp.layers.{i - n}"
 
-    def mtp_weights(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the draft head's weights."""
-        return draft_weights(self, _DRAFT_NAMES)
+    @property
+    def n_mtp_modules(self) -> int:
+        """Layers of the draft head."""
+        return self.config.n_mtp_modules
 
-    def forward_mtp(self, rec: Recorder, options: RecordOptions) -> Value:
-        """Write the draft head."""
-        return record_draft(self, rec, options, _DRAFT_NAMES, skips_first=False)
+    def mtp_module_weights(self, module: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a module's weights: a layer of its own; the join and the norms are all modules'."""
+        return draft_weights(self, _DRAFT_NAMES, module)
+
+    def forward_mtp(self, rec: Recorder, options: RecordOptions, module: int) -> Value:
+        """Write the draft head's module."""
+        return record_draft(self, rec, options, _DRAFT_NAMES, module, skips_first=False)
 
     def may_ignore(self, name: str) -> bool:
         """Tell whether a tensor may be left unread: the draft head's, which is a program of its own."""
@@ -233,8 +239,7 @@ def read_qwen3_5(
     fields.only("mlp_bias", False, why="Qwen3.5 has no biases in its feed-forward")
     fields.only("mamba_ssm_dtype", "float32", why="the recurrent state is float32")
     fields.only("hidden_act", "silu", "swish", why="the convolution and the feed-forward are made for it")
-    for name in ("mtp_num_hidden_layers", "max_window_layers"):
-        fields.raw(name)  # a draft head is where its weights are
+    fields.raw("max_window_layers")
     fields.only("mtp_use_dedicated_embeddings", False, why="the draft head shares the model's embedding")
     sizes = read_sizes(fields, default_head_dim=256, default_intermediate=default_intermediate)
     rope = _read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position)
@@ -258,6 +263,8 @@ def read_qwen3_5(
         layer_ropes=tuple("rope" if kind == "full_attention" else None for kind in kinds),
         attention_scale=default_scale(sizes.head_dim),
         has_qk_norm=True,
+        # A head may be there though the field says none.
+        n_mtp_modules=max(read_n_modules(fields, "mtp_num_hidden_layers", 1), 1),
     )
     return result, linear, kinds
 

@@ -23,13 +23,13 @@ def check_weights(model: Model, tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def check_mtp_weights(model: Model, tensors: Mapping[str, Tensor]) -> None:
-    """Check that every weight of the model's own draft head is there with its shape; for who records it.
+def check_mtp_weights(model: Model, tensors: Mapping[str, Tensor], n_modules: int | None = None) -> None:
+    """Check that every weight of the model's own draft head, or its first modules, is there with its shape.
 
     Raises:
         ModelFileError: a tensor is missing or has another shape; the message names it.
     """
-    _check_shapes(model, model.mtp_weights(), tensors)
+    _check_shapes(model, model.mtp_weights(n_modules), tensors)
 
 
 def _check_shapes(model: Model, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What a native runner drafts with: a program over the pages of its target, and how drafts are picked from its logits.
+"""What a native runner drafts with: programs over the pages of its target, and how drafts are picked from their logits.
 
 The drafter's keys and values are layers of the pool behind the target's, at the same positions of the same pages, so
 whatever is done with a page is done with them too. Knows no engine and no checkpoint. What happens in a step stands in
@@ -22,10 +22,11 @@ class Drafting(msgspec.Struct, frozen=True):
     """A drafter that is a model, ready to run beside its target; see `models.drafters.interface` for the two kinds.
 
     A `block`'s logits rows are those from `first_logits_row` on; it has `n_block_rows`, and fewer only where the slot's
-    pages end. A `chain` takes what the target's program gives out as `hidden`.
+    pages end. A `chain` takes what the target's program gives out as `hidden`; it may have several programs, those of
+    its first drafts' modules, of which each takes what the one before gives out.
     """
 
-    program: ops.Lowered
+    programs: tuple[ops.Lowered, ...]
     kind: Literal["block", "chain"]
     n_draft_max: int
     head: _native.DraftHead
@@ -38,10 +39,17 @@ class Drafting(msgspec.Struct, frozen=True):
         """Places behind a sequence's last token that a draft pass writes to."""
         return self.n_block_rows - 1 if self.kind == "block" else self.n_draft_max
 
+    @property
+    def n_unsettled_tokens(self) -> int:
+        """Tokens that must be known behind a place before what the modules keep there is final; 0: written once."""
+        return len(self.programs) if len(self.programs) > 1 else 0
+
     def bounds(self, n_slots: int, max_step_tokens: int) -> Bounds:
         """Return how large its passes are at most."""
         if self.kind == "chain":
-            return Bounds(max(max_step_tokens, n_slots), n_slots, n_slots)
+            # In front of a step's rows each sequence's last ones are computed again; see `drafting.hpp`.
+            n_again = n_slots * (len(self.programs) - 1)
+            return Bounds(max(max_step_tokens, n_slots) + n_again, n_slots, n_slots)
         return Bounds(n_slots * self.n_block_rows, n_slots, n_slots * (self.n_block_rows - self.first_logits_row))
 
     def check(self, target: ops.Lowered) -> None:
@@ -50,22 +58,26 @@ class Drafting(msgspec.Struct, frozen=True):
         Raises:
             ShapeError: it does not.
         """
-        given = next((op.y.width for op in self.program.ops if isinstance(op, ops.Given)), 0)
-        if target.is_pooling or self.program.state_layers:
-            raise ShapeError(f"runner.drafting: {self.program.name} drafts for {target.name}, which takes no drafts")
+        for program in self.programs:
+            self._check_program(program, target)
+
+    def _check_program(self, program: ops.Lowered, target: ops.Lowered) -> None:
+        given = next((op.y.width for op in program.ops if isinstance(op, ops.Given)), 0)
+        if target.is_pooling or program.state_layers:
+            raise ShapeError(f"runner.drafting: {program.name} drafts for {target.name}, which takes no drafts")
         if self.kind == "block":
             n_max = self.n_block_rows - self.first_logits_row
             if not 1 <= self.n_draft_max <= n_max or self.first_logits_row < 0 or given:
                 raise ShapeError(
-                    f"runner.drafting: {self.program.name}: {self.n_draft_max} drafts in {self.n_block_rows} rows, "
+                    f"runner.drafting: {program.name}: {self.n_draft_max} drafts in {self.n_block_rows} rows, "
                     f"from row {self.first_logits_row} on; 1 to {n_max} fit, and a block takes no rows from the target"
                 )
         else:
             width = 0 if target.hidden is None else target.hidden.width
-            own = 0 if self.program.hidden is None else self.program.hidden.width
+            own = 0 if program.hidden is None else program.hidden.width
             if self.n_draft_max < 1 or given == 0 or given != width or (self.n_draft_max > 1 and own != given):
                 raise ShapeError(
-                    f"runner.drafting: {self.program.name} takes rows of {given} columns and gives out {own}; "
+                    f"runner.drafting: {program.name} takes rows of {given} columns and gives out {own}; "
                     f"{target.name} gives out {width}; all three must be alike, and at least one draft made"
                 )
 
@@ -77,7 +89,7 @@ def pool_layers(program: ops.Lowered, drafting: Drafting | None) -> tuple[KvLaye
         ShapeError: a layer of the drafter is one of the target's by its number, and another by its shape.
     """
     found = {layer.index: layer for layer in program.kv_layers}
-    for layer in () if drafting is None else drafting.program.kv_layers:
+    for layer in () if drafting is None else (layer for p in drafting.programs for layer in p.kv_layers):
         other = found.setdefault(layer.index, layer)
         if _shape_of(other) != _shape_of(layer):
             raise ShapeError(f"runner.drafting: the drafter has [{layer}] where its target has [{other}]")

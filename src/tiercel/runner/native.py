@@ -143,28 +143,30 @@ class NativeRunner:
             takes_drafts=not program.is_pooling and (not program.state_layers or settings.max_draft_rows > 0),
             n_draft_max=0 if drafting is None else drafting.n_draft_max,
             draft_reach_tokens=0 if drafting is None else drafting.reach_tokens,
+            n_unsettled_tokens=0 if drafting is None else drafting.n_unsettled_tokens,
         )
 
     def _drafter(self, drafting: Drafting, weights: PackedWeightStore) -> "_native.Drafting":
         """Hand what drafts to the core."""
         drafting.check(self.program)
-        program, hidden = drafting.program, self.program.hidden
+        hidden = self.program.hidden
         bounds = drafting.bounds(self.capacity.max_num_seqs, self._settings.max_step_tokens)
-        placement = place(program, bounds, _native.quant_row_bytes)
-        recording = _native.Program(self.level, self._settings.n_threads)
-        weights.pack_all(matrices_of(program))
-        _Lowering(recording, placement, weights).run(program, self._pool)
+        modules = []
+        for program in drafting.programs:
+            placement = place(program, bounds, _native.quant_row_bytes)
+            recording = _native.Program(self.level, self._settings.n_threads)
+            weights.pack_all(matrices_of(program))
+            _Lowering(recording, placement, weights).run(program, self._pool)
+            own = None if program.hidden is None else _place_of(placement, program.hidden)
+            modules.append((recording, placement.arena_bytes, _place_of(placement, program.output), own))
         return _native.Drafting(
-            recording,
+            modules,
             drafting.head,
             drafting.kind,
             drafting.n_draft_max,
             (drafting.n_block_rows, drafting.first_logits_row, drafting.mask_token_id),
-            placement.arena_bytes,
-            _place_of(placement, program.output),
             (bounds.n_tokens, bounds.n_rows),
             None if hidden is None or drafting.kind != "chain" else _place_of(self.placement, hidden),
-            None if program.hidden is None else _place_of(placement, program.hidden),
         )
 
     @property

@@ -114,6 +114,20 @@ def test_the_draft_head_is_the_layer_past_the_last_and_shares_the_embedding():
     assert not any("embed_tokens" in name or "shared_head.head" in name for name in shapes)
 
 
+@pytest.mark.parametrize(("more", "n"), [({}, 1), ({"num_nextn_predict_layers": 0}, 1), ({"num_mtp_layers": 3}, 3)])
+def test_a_draft_head_has_as_many_modules_as_the_config_says_and_one_where_it_says_none(more, n):
+    model = build_model(config(**more))
+    assert model.n_mtp_modules == n
+    assert {name.split(".")[2] for name in model.mtp_weights()} == {str(2 + module) for module in range(n)}
+    assert set(model.mtp_weights(1)) == set(model.mtp_module_weights(0))
+
+
+@pytest.mark.parametrize("n", [-1, 17, True, "2"])
+def test_a_number_of_modules_that_is_none_is_refused(n):
+    with pytest.raises(ModelFileError, match="num_nextn_predict_layers"):
+        build_model(config(num_nextn_predict_layers=n))
+
+
 def test_v2_has_no_draft_head():
     model = build_model(config(V2, topk_method="greedy"))
     assert model.mtp_weights() == {}

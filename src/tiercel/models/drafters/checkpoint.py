@@ -129,14 +129,14 @@ def open_drafter(path: Path, target: Model, target_tensors: Mapping[str, Tensor]
         raise
 
 
-def open_mtp(target: Model, target_tensors: Mapping[str, Tensor]) -> DraftCheckpoint:
-    """Return a target checkpoint's own draft head.
+def open_mtp(target: Model, target_tensors: Mapping[str, Tensor], n_draft: int | None = None) -> DraftCheckpoint:
+    """Return a target checkpoint's own draft head; with `n_draft` only as many modules as that many drafts need.
 
     Raises:
         UnsupportedModel: the architecture has none.
         ModelFileError: the checkpoint has none, or one that is not whole.
     """
-    model = Mtp.of_checkpoint(target, target_tensors)
+    model = Mtp.of_checkpoint(target, target_tensors, *([] if n_draft is None else [n_draft]))
     return DraftCheckpoint(model, {name: target_tensors[name] for name in model.draft_weights()})
 
 

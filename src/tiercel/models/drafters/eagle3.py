@@ -159,12 +159,13 @@ class Eagle3(DraftModel):
         tensors: Mapping[str, Tensor],
         *,
         first: int,
+        module: int = 0,
         compute_dtype: ComputeDtype = ComputeDtype.AUTO,
         max_len_tokens: int | None = None,
         norm_weights_include_one: bool = False,
     ) -> Program:
         """Record one pass; `hidden` is what the next is given."""
-        del norm_weights_include_one
+        del norm_weights_include_one, module  # the only one
         c, n = self.config, self.config.layers
         rec = self.recorder(tensors, compute_dtype)
         table = rope_table(rec, n, n.rope.max_len_tokens if max_len_tokens is None else max_len_tokens)

@@ -4,7 +4,8 @@ In the target's program `record_context` writes what the drafter makes of each o
 own `record_draft` writes one draft pass. A `block` drafter computes all drafts of a sequence in one pass, over the rows
 [last token, mask, mask ..]; its context is keys and values, kept behind the target's. A `chain` drafter computes one
 draft a pass: its first pass has the target's rows, each with the token after it, and what the target's program gave out
-of them; each later one has a row a sequence, and what the pass before gave out. Read next: `block`, `chain`.
+of them; so have those of further modules, with a token further on each, and what the pass before gave out. Each later
+pass has a row a sequence, and what the pass before gave out. Read next: `block`, `eagle3`, `mtp`.
 """
 
 from abc import ABC, abstractmethod
@@ -60,6 +61,8 @@ class DraftModel(ABC):
     kind: ClassVar[Literal["block", "chain"]]
     reads_hidden: ClassVar[bool] = False
     """Whether its given rows are what the target gives a draft head of its own (`Model.record(keeps_hidden=)`)."""
+    n_modules: int = 1
+    """Modules that a chain's first drafts are made with, one each; the last makes those after them."""
 
     @property
     @abstractmethod
@@ -129,11 +132,12 @@ class DraftModel(ABC):
         tensors: Mapping[str, Tensor],
         *,
         first: int,
+        module: int = 0,
         compute_dtype: ComputeDtype = ComputeDtype.AUTO,
         max_len_tokens: int | None = None,
         norm_weights_include_one: bool = False,
     ) -> Program:
-        """Record one draft pass; its `hidden` is what the head, or the chain's next pass, reads of each row.
+        """Record one draft pass of a module; its `hidden` is what the head, or the next pass, reads of each row.
 
         Raises:
             ModelFileError: a weight is missing.

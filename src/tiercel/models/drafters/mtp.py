@@ -1,7 +1,10 @@
-"""A model's own draft head (multi-token prediction) as a drafter: one module, used for every draft of a chain.
+"""A model's own draft head (multi-token prediction) as a drafter: draft k of a chain is module k's.
 
-Its program is `Model.record_mtp`'s and its tensors are the target checkpoint's. A second module of a checkpoint is not
-read: the first is run again on what it gave itself.
+Its programs are `Model.record_mtp`'s and its tensors are the target checkpoint's. For more drafts than modules the last
+is run again, a place further, on what it gave itself: there it has keys of its own for all places before, made of
+tokens as far ahead as it was trained for, and of what it is given only the row is a stand-in. Source for the modules'
+chain: DeepSeek-AI 2024 (arXiv:2412.19437), section 2.2. vLLM begins again with the first module there, whose trained
+distance is another. Of modules for more drafts than are asked for nothing is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +22,7 @@ _MAX_DRAFTS = 16
 
 
 class Mtp(DraftModel):
-    """The draft head of `target`.
+    """The draft head of `target`, or as much of it as `n_draft` drafts need.
 
     Raises:
         UnsupportedModel: the architecture has none.
@@ -28,28 +31,29 @@ class Mtp(DraftModel):
     kind = "chain"
     reads_hidden = True
 
-    def __init__(self, target: Model) -> None:
-        if not target.mtp_weights():
+    def __init__(self, target: Model, n_draft: int = _MAX_DRAFTS) -> None:
+        self.n_modules = min(target.n_mtp_modules, n_draft)
+        if not self.n_modules:
             raise UnsupportedModel(
                 f"models: {target.info.architecture} has no draft head; speculate in another way than mtp"
             )
         self.target = target
 
     @classmethod
-    def of_checkpoint(cls, target: Model, tensors: Mapping[str, Tensor]) -> "Mtp":
+    def of_checkpoint(cls, target: Model, tensors: Mapping[str, Tensor], n_draft: int = _MAX_DRAFTS) -> "Mtp":
         """Return the drafter of a checkpoint that has the head's tensors.
 
         Raises:
             UnsupportedModel: the architecture has no draft head.
             ModelFileError: the checkpoint has none, or one that is not whole.
         """
-        found = cls(target)
+        found = cls(target, n_draft)
         if not target.has_mtp(tensors):
             raise ModelFileError(
                 f"models: {target.info.architecture}: the checkpoint has no draft head; its first tensor, "
                 f"{next(iter(target.mtp_weights()))}, is needed; choose another checkpoint, or speculate in another way"
             )
-        check_mtp_weights(target, tensors)
+        check_mtp_weights(target, tensors, found.n_modules)
         return found
 
     @property
@@ -69,12 +73,12 @@ class Mtp(DraftModel):
 
     def draft_weights(self) -> Shapes:
         """Return the shapes of the head's tensors, which are the target checkpoint's, by its names."""
-        return self.target.mtp_weights()
+        return self.target.mtp_weights(self.n_modules)
 
     def shared_weights(self) -> tuple[str, ...]:
-        """Return the target's tensors that the head's program reads too."""
-        own = self.target.mtp_weights()
-        return tuple(dict.fromkeys(w.name for w in self._program().weights() if w.name not in own))
+        """Return the target's tensors that the head's programs read too."""
+        own, read = self.draft_weights(), (w.name for program in self._programs() for w in program.weights())
+        return tuple(dict.fromkeys(name for name in read if name not in own))
 
     def kv_layers(self, first: int) -> tuple[KvLayer, ...]:
         """Return the head's layers of keys and values.
@@ -82,7 +86,7 @@ class Mtp(DraftModel):
         Raises:
             UnsupportedModel: they are not those right behind the target's last.
         """
-        layers = self._program().kv_layers
+        layers = tuple(layer for program in self._programs() for layer in program.kv_layers)
         if [layer.index for layer in layers] != list(range(first, first + len(layers))):
             raise UnsupportedModel(
                 f"models: {self.target.info.architecture}: the draft head's layers are {[x.index for x in layers]}; "
@@ -100,14 +104,16 @@ class Mtp(DraftModel):
         tensors: Mapping[str, Tensor],
         *,
         first: int,
+        module: int = 0,
         compute_dtype: ComputeDtype = ComputeDtype.AUTO,
         max_len_tokens: int | None = None,
         norm_weights_include_one: bool = False,
     ) -> Program:
-        """Record one pass of the head."""
+        """Record one pass of a module."""
         self.kv_layers(first)
         return self.target.record_mtp(
             tensors,
+            module=module,
             compute_dtype=compute_dtype,
             max_len_tokens=max_len_tokens,
             norm_weights_include_one=norm_weights_include_one,
@@ -117,10 +123,11 @@ class Mtp(DraftModel):
         """Return a plain head over the target's vocabulary."""
         return HeadSpec(kind="plain", n_vocab=self.target.info.vocab_size)
 
-    def _program(self) -> Program:
-        """Record with formats of no importance, to know its layers and the tensors it shares."""
-        shapes = self.target.expected_weights() | self.target.mtp_weights()
-        return self.target.record_mtp({name: _Float(shape) for name, shape in shapes.items()})
+    def _programs(self) -> tuple[Program, ...]:
+        """Record with formats of no importance, to know their layers and the tensors they share."""
+        shapes = self.target.expected_weights() | self.draft_weights()
+        tensors = {name: _Float(shape) for name, shape in shapes.items()}
+        return tuple(self.target.record_mtp(tensors, module=module) for module in range(self.n_modules))
 
 
 @dataclass(frozen=True, slots=True)
