@@ -45,7 +45,11 @@ class TrainOptions:
         why="`data` in the output folder",
     )
     tokens: int = _count(
-        200_000, "texts", "tokens of answers to learn from", "what was measured to do for 45 minutes", is_common=True
+        550_000,
+        "texts",
+        "tokens of answers to learn from",
+        "with a third of them drafters learn them by heart",
+        is_common=True,
     )
     prompts: str | None = option(
         None,
@@ -61,9 +65,9 @@ class TrainOptions:
     temperature: float = _part(0.8, "texts", "of what is not greedy", "what engines serve with", most=2.0)
     top_p: float = _part(0.95, "texts", "of what is not greedy", "the same", most=1.0, least=0.01)
     greedy_frac: float = _part(0.5, "texts", "part of the answers that are greedy", "both are served", most=1.0)
-    layers: int = _count(1, "drafter", "layers of the drafter", "a small target is not waited for")
+    layers: int | None = _count(None, "drafter", "layers of the drafter", "2, of eagle3 its only one")
     draft_tokens: int = _count(
-        7, "drafter", "drafts of a block, or passes of a chain that are learned", "published drafters'", most=32
+        4, "drafter", "drafts of a block, or passes of a chain that are learned", "a fifth comes seldom", most=32
     )
     rank: int = _count(64, "drafter", "columns of the tables by the token before", "a quarter of large drafters'")
     topk: int | None = _count(
@@ -88,7 +92,7 @@ class TrainOptions:
     )
     learning_rate: float = _part(1.5e-3, "training", "the highest rate of AdamW", "measured; 1e-3 is safer", most=1.0)
     texts_a_step: int = _count(4, "training", "texts that a step learns from", "fills two cores")
-    anchors: int = _count(24, "training", "places of each text that a step drafts at", "fills two cores")
+    anchors: int = _count(32, "training", "places of each text that a step drafts at", "fills two cores")
     save_minutes: float = _part(4.0, "training", "minutes between states on disk", "little is lost", least=0.01)
     seed: int = _count(0, "training", "of the texts, the first weights and the order", "any will do", least=0)
     device: str = option(

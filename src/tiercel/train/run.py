@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 N_STREAMS = 64  # texts that are written at once
 _STEP_TOKENS = 2048
 _TOPK: Mapping[str, int] = {"dspark": 64, "dflash2": 16, "eagle3": 0}
+_N_LAYERS: Mapping[str, int] = {"dspark": 2, "dflash2": 2, "eagle3": 1}
 _N_RMS_ROWS = 10_000  # that the taps' sizes are measured on
 _N_FIRST = 4  # tokens of a text whose streams are unlike all others
 _N_LOOKED_AT = 12  # texts that are walked through while training
@@ -216,7 +217,7 @@ def _text_options(options: TrainOptions, given: tuple[str, ...]) -> TextOptions:
 def _sizes(kind: Kind, options: TrainOptions) -> DraftSizes:
     return DraftSizes(
         kind=kind,
-        n_layers=options.layers,
+        n_layers=options.layers or _N_LAYERS[kind],
         n_slots=options.draft_tokens,
         rank=options.rank,
         topk=min(_TOPK[kind] if options.topk is None else options.topk, options.draft_vocab),
