@@ -12,12 +12,13 @@ from tiercel.api.http.settings import ServerSettings
 from tiercel.protocol.structured import StructuredOutputsParams
 from tiercel.testing.tiny_model import LATENT_CONFIG, write_tiny_model
 
+REASONING = {"reasoning_start_str": "<", "reasoning_end_str": ">"}
 SMALL = {
     "threads": 1,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 32,
     "block_size": 16,
-    "reasoning_config": {"reasoning_start_str": "<", "reasoning_end_str": ">"},
+    "reasoning_config": REASONING,
 }
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 7, "adaptive": False}
 NGRAM = {

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from test_kimi_llm import MODELS as KIMI
 from test_recurrent_llm import TEXT
-from test_speculation_llm import CASES
+from test_speculation_llm import CASES, REASONING
 from test_speculation_llm import all_of as case_of
 
 from tiercel import LLM, SamplingParams
@@ -21,7 +21,7 @@ from tiercel.cli.main import main
 from tiercel.protocol.beams import BeamSearchParams
 from tiercel.testing.tiny_model import write_tiny_model
 
-SMALL = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+SMALL = {"threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64, "reasoning_config": REASONING}
 IDS = [(11 * i) % 250 for i in range(100)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2)
 
