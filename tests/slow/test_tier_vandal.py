@@ -1,7 +1,6 @@
 """Two engines on one folder, whose files somebody changes, swaps, cuts and deletes all the while: no token differs."""
 
 import random
-import shutil
 import subprocess
 import sys
 
@@ -72,8 +71,6 @@ def test_engines_on_a_folder_that_is_vandalised_answer_as_without_it(tmp_path):
             spoil(path, rng)
         except OSError:
             continue
-        if rng.random() < 0.001:
-            shutil.rmtree(path, ignore_errors=True)
     said = [child.communicate()[0].split() for child in children]
     assert [child.returncode for child in children] == [0, 0]
     assert sum(int(words[1]) for words in said) > 0, "pages were loaded"

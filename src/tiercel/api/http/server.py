@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import signal
 import socket
 import sys
@@ -142,12 +143,7 @@ class _Stopper:
         shutdown_s = self._service.settings.shutdown_s
         self.stop()
         self._loop.call_later(shutdown_s, self._service.abort_all)
-        # Whoever read standard error may be gone, as `head` is; the end does not wait for a reader.
-        with contextlib.suppress(OSError):
-            print(
-                f"tiercel serve: stopping; {self._service.n_open} requests may go on for {shutdown_s:g} s",
-                file=sys.stderr,
-            )
+        _say(f"tiercel serve: stopping; {self._service.n_open} requests may go on for {shutdown_s:g} s")
 
     def stop(self) -> None:
         """Accept nothing more, and end when nothing is under way."""
@@ -184,8 +180,19 @@ async def _watch(engine: EngineFacade, stopper: _Stopper) -> None:
     while engine.client.is_alive:
         await asyncio.sleep(_WATCH_S)
     _log.critical("the engine has died; the server ends")
-    print("tiercel serve: the engine has died; see its error above; the server ends", file=sys.stderr)
+    _say("tiercel serve: the engine has died; see its error above; the server ends")
     stopper.stop()
+
+
+def _say(text: str) -> None:
+    """Tell standard error. Whoever read it may be gone, as `head` is: then nobody is told any more, and what could not
+    be written does not make the process's end a failure.
+    """
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 async def _keep_fresh(tls: Tls) -> None:
