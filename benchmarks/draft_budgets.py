@@ -54,7 +54,7 @@ def compare(engines: dict[str, OurEngine], n_streams: int) -> dict[str, dict[str
             run = engines[name].generate(requests)
             answers[name] = run.token_ids
             if i >= N_WARMUPS:
-                for measure, value in decode_measures(requests, run).items():
+                for measure, value in decode_measures(run).items():
                     found[name].setdefault(measure, []).append(value)
         assert len(set(answers.values())) == 1, "speculation changed an answer; report this"
     return found

@@ -79,7 +79,7 @@ llama= ik= openvino= vllm= transformers=
   if [ -n "${BF16:-}" ]; then
     row ops decode-ops-bf16 -m "$BF16"
     row ops prefill-ops-bf16 -m "$BF16"
-    for one in edit extract draft-model dspark dflash2 first-token; do row latency "speculative-$one-bf16" -m "$BF16"; done
+    for one in edit extract draft-model dspark dspark-open dflash2 first-token; do row latency "speculative-$one-bf16" -m "$BF16"; done
   else
     echo "# BF16 is not set: the rows of bf16 safetensors are left out"
   fi

@@ -18,12 +18,14 @@ from tiercel.bench.rows import OURS
 class Request:
     """A prompt to be continued greedily by exactly `max_tokens` tokens, whatever they are.
 
-    `schema`: JSON of what their text must begin; only ours is asked for it.
+    `schema`: JSON of what their text must begin; only ours is asked for it. `may_end`: the answer ends where the model
+    ends it, if that comes first; only ours is told.
     """
 
     token_ids: tuple[int, ...]
     max_tokens: int
     schema: str | None = None
+    may_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def fault_of(run: Run, requests: Sequence[Request]) -> str | None:
     if len(run.token_ids) != len(requests):
         return f"{len(run.token_ids)} outputs for {len(requests)} requests"
     for i, (ids, request) in enumerate(zip(run.token_ids, requests, strict=True)):
-        if len(ids) != request.max_tokens:
+        if len(ids) != request.max_tokens and not (request.may_end and 2 <= len(ids) < request.max_tokens):
             return f"{len(ids)} tokens for request {i}, which asks for {request.max_tokens}"
     if run.first_token_s is not None and len(run.first_token_s) != len(requests):
         return f"{len(run.first_token_s)} first tokens' times for {len(requests)} requests"

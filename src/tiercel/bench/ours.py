@@ -93,7 +93,7 @@ class OurEngine:
             SamplingParams(
                 temperature=0.0,
                 max_tokens=one.max_tokens,
-                ignore_eos=True,
+                ignore_eos=not one.may_end,
                 detokenize=False,
                 structured_outputs=None if one.schema is None else StructuredOutputsParams(json=one.schema),
             )

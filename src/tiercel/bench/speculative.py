@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tiercel.base.errors import ConfigError, RequestFailed
@@ -40,12 +41,15 @@ _COUNTS: Final = ("n_drafts", "n_draft_tokens", "n_accepted_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeWork:
-    """What is asked in one round. `text`: see `texts.question`. `n_behind`: streams that decode when a prompt of
-    `input_len` tokens comes; 0: what is asked is timed itself.
+    """What is asked in one round. `text`: see `texts.question`; `questions`: a file of other ones, one a line.
+    `ignore_eos`: answers go on to `output_len` tokens, though the model ended them. `n_behind`: streams that decode
+    when a prompt of `input_len` tokens comes; 0: what is asked is timed itself.
     """
 
     compare_speculative: bool = True
     text: str = "chat"
+    questions: str = ""
+    ignore_eos: bool = True
     output_len: int = 128
     batch_size: int = 1
     n_behind: int = 0
@@ -176,6 +180,7 @@ def bench(who: Field, told: Told, work: SpeculativeWork, *, on_note: Callable[[s
 
     Raises: RequestFailed: the answers differ, or one of them failed.
     """
+    questions = _questions(work, (who.n_warmups + who.n_rounds) * (work.n_behind or work.batch_size))
     with contextlib.ExitStack() as open_:
         pair = open_pair(who.model, who.options)
         open_.callback(pair.close)
@@ -186,7 +191,7 @@ def bench(who: Field, told: Told, work: SpeculativeWork, *, on_note: Callable[[s
         for i in range(who.n_warmups + who.n_rounds):
             if i == who.n_warmups:
                 before = dict(pair.counts())
-            measures, ids = _round(pair, work, i, who.seed)
+            measures, ids = _round(pair, work, i, who.seed, questions)
             if i >= who.n_warmups:
                 digest.update(json.dumps(ids).encode())
                 for name, one in measures.items():
@@ -221,16 +226,30 @@ def _accepted(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def _requests(pair: Pair, work: SpeculativeWork, n: int, first: int) -> list[Request]:
-    return [Request(tuple(pair.ask(texts.question(work.text, first + k))), work.output_len) for k in range(n)]
+def _questions(work: SpeculativeWork, n_needed: int) -> tuple[str, ...]:
+    """Read the file of questions, if there is one: enough for all rounds, as none is asked twice."""
+    if not work.questions:
+        return ()
+    found = texts.read_questions(Path(work.questions))
+    if len(found) < n_needed:
+        raise ConfigError(
+            f"bench latency: questions: {work.questions} has {len(found)}; all rounds together ask {n_needed}; "
+            "lower --num-iters, or give more"
+        )
+    return found
+
+
+def _requests(pair: Pair, work: SpeculativeWork, numbers: Sequence[int], questions: Sequence[str]) -> list[Request]:
+    asked = [questions[i % len(questions)] if questions else texts.question(work.text, i) for i in numbers]
+    return [Request(tuple(pair.ask(one)), work.output_len, may_end=not work.ignore_eos) for one in asked]
 
 
 def _round(
-    pair: Pair, work: SpeculativeWork, i: int, seed: int
+    pair: Pair, work: SpeculativeWork, i: int, seed: int, questions: Sequence[str]
 ) -> tuple[dict[str, dict[str, float]], list[tuple[int, ...]]]:
     """Let both answer; return their measures, and the tokens."""
     n = work.n_behind or work.batch_size
-    requests = _requests(pair, work, n, seed + i * n)
+    requests = _requests(pair, work, range(seed + i * n, seed + (i + 1) * n), questions)
     late = random_requests(1, input_len=work.input_len, output_len=1, vocab_size=pair.vocab_size, seed=seed + i)[0]
     measures: dict[str, dict[str, float]] = {}
     runs: dict[str, Run] = {}
@@ -242,7 +261,7 @@ def _round(
             measures[name] = {"first_token_s": first_s}
         else:
             runs[name] = pair.generate(requests, speculates=speculates)
-            measures[name] = decode_measures(requests, runs[name])
+            measures[name] = decode_measures(runs[name])
         fault = fault_of(runs[name], requests)
         if fault:
             raise RequestFailed(f"bench latency: {name}: {fault}; report this")
@@ -263,15 +282,15 @@ def _round(
     return measures, list(runs[OURS].token_ids)
 
 
-def decode_measures(requests: Sequence[Request], run: Run) -> dict[str, float]:
+def decode_measures(run: Run) -> dict[str, float]:
     """Return the measures of a run; see the module's docstring.
 
     Raises: RequestFailed: it has no times.
     """
     if run.first_token_s is None or run.decode_s is None:
         raise RequestFailed("bench latency: no time of the first token, or of the last; report this")
-    rates = [(one.max_tokens - 1) / took_s for one, took_s in zip(requests, run.decode_s, strict=True)]
-    n_after = sum(one.max_tokens - 1 for one in requests)
+    rates = [(len(ids) - 1) / took_s for ids, took_s in zip(run.token_ids, run.decode_s, strict=True)]
+    n_after = sum(len(ids) - 1 for ids in run.token_ids)
     return {
         "latency_s": run.elapsed_s,
         "first_token_s": statistics.fmean(run.first_token_s),

@@ -1,8 +1,11 @@
-"""What is asked in benchmarks of speculation: work that repeats a text, and work that does not. From an index, so that
-each is asked once.
+"""What is asked in benchmarks of speculation: work that repeats a text, and work that does not, by an index, so that
+each is asked once; or a file's questions.
 """
 
+from pathlib import Path
 from typing import Final
+
+from tiercel.base.errors import ConfigError
 
 _PLACES: Final = ("Marlow", "Tessin", "Odense", "Kirkby", "Valdor", "Ruhpol", "Lisle", "Bergen")
 _GOODS: Final = ("timber", "wool", "copper", "salt", "grain", "glass", "paper", "linen", "cider", "slate")
@@ -41,6 +44,21 @@ def long_text(i: int, n_sentences: int = 15) -> str:
             f"{other}, who paid with {more} and promised to return before the winter."
         )
     return " ".join(lines)
+
+
+def read_questions(path: Path) -> tuple[str, ...]:
+    """Read a file of questions, one a line.
+
+    Raises: ConfigError: it cannot be read, or has none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"bench: questions: {path}: {error}; need a file of UTF-8 text, one a line") from None
+    found = tuple(line.strip() for line in lines if line.strip())
+    if not found:
+        raise ConfigError(f"bench: questions: {path} is empty; need one question a line")
+    return found
 
 
 def question(kind: str, i: int) -> str:

@@ -261,6 +261,19 @@ def _add_speculative(parser: CommandParser) -> None:
         default=argparse.SUPPRESS,
         help="with it, what is asked: chat, edit or extract (default: chat)",
     )
+    group.add_argument(
+        "--questions",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="with it, ask these instead, one a line; none is asked twice",
+    )
+    group.add_argument(
+        "--no-ignore-eos",
+        dest="ignore_eos",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="with it, let answers end where the model ends them",
+    )
     _add_numbers(
         group,
         (("n-behind", "with it, time the first token of a prompt that comes while so many streams decode"),),

@@ -27,6 +27,7 @@ class FakePair:
         self.stats = {"n_drafts": 0, "n_draft_tokens": 0, "n_accepted_tokens": 0, "drafter_s": 0.0}
         self.stats["n_accepted_by_position"] = [0, 0, 0]
         self.is_wrong = self.is_closed = False
+        self.n_short = 0
 
     def ask(self, text):
         return [ord(letter) for letter in text]
@@ -34,7 +35,7 @@ class FakePair:
     def generate(self, requests, *, speculates):
         self.asked.append((speculates, tuple(requests)))
         drift = [7] if self.is_wrong and speculates else []
-        ids = tuple(continue_ids([*drift, *one.token_ids], one.max_tokens) for one in requests)
+        ids = tuple(continue_ids([*drift, *one.token_ids], one.max_tokens - self.n_short) for one in requests)
         if speculates:
             positions = self.stats["n_accepted_by_position"]
             self.stats = {
@@ -110,6 +111,34 @@ def test_the_lines_for_a_terminal_tell_acceptance(pair, capsys, no_checkout):
     assert "speedup" in out
 
 
+def test_the_questions_of_a_file_are_asked_one_after_the_other(pair, tmp_path, no_checkout):
+    (tmp_path / "questions.txt").write_text("Why?\n\n  How so? \nWhen?\n")
+    words = [*WORDS, "--questions", str(tmp_path / "questions.txt"), "--num-iters", "3", "--num-iters-warmup", "0"]
+    assert main.main(words) == 0
+    asked = [requests[0].token_ids for speculates, requests in pair.asked if speculates]
+    assert ["".join(map(chr, ids)) for ids in asked] == ["Why?", "How so?", "When?"]
+
+
+def test_a_file_of_too_few_questions_is_refused(pair, tmp_path, capsys, no_checkout):
+    for text, why in (("one\ntwo\n", "has 2; all rounds together ask 4"), (" \n", "is empty")):
+        (tmp_path / "few.txt").write_text(text)
+        assert main.main([*WORDS, "--questions", str(tmp_path / "few.txt"), "--num-iters-warmup", "0"]) == 2
+        assert why in capsys.readouterr().err
+    assert main.main([*WORDS, "--questions", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt" in capsys.readouterr().err
+    assert not pair.asked
+
+
+def test_answers_end_where_the_model_ends_them_if_asked(pair, capsys, no_checkout):
+    pair.n_short = 2
+    assert main.main([*WORDS, "--no-ignore-eos", "--json"]) == 0
+    ours = json.loads(capsys.readouterr().out)["contestants"]["tiercel"]["measures"]
+    assert ours["stream_tok_s"]["median"] == 3.0  # four tokens, three of them after the first
+    assert all(request.may_end for _, requests in pair.asked for request in requests)
+    assert main.main(WORDS) == 1
+    assert "4 tokens for request 0, which asks for 6" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words", [["--text", "prose"], ["--output-len", "1"], ["--batch-size", "0"], ["--peer", "llama_cpp=python"]]
 )
@@ -137,13 +166,13 @@ def test_the_same_engine_answers_with_and_without(folder):
     pair = LocalPair(folder, {**OPTIONS, "speculative_config": config})
     try:
         work = SpeculativeWork(output_len=30, text="chat", batch_size=2)
-        first, ids = speculative._round(pair, work, 0, 0)
-        second, _ = speculative._round(pair, work, 1, 0)
+        first, ids = speculative._round(pair, work, 0, 0, ())
+        second, _ = speculative._round(pair, work, 1, 0, ())
         assert first["tiercel"]["drafts"] > 0
         assert second["tiercel"]["drafts"] > 0
         assert len(ids) == 2
         before = dict(pair.counts())
-        pair.generate(speculative._requests(pair, work, 2, 0), speculates=False)
+        pair.generate(speculative._requests(pair, work, (0, 1), ()), speculates=False)
         assert pair.counts()["n_drafts"] == before["n_drafts"]
     finally:
         pair.close()
