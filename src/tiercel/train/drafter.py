@@ -30,11 +30,15 @@ class Tensors(NamedTuple):
 
 
 class Drafter:
-    """One kind of drafter. Owned by who trains or measures it."""
+    """One kind of drafter. Owned by who trains or measures it.
 
-    def __init__(self, shape: DraftShape, vocabulary: Vocabulary, tap_rms: Tensor) -> None:
+    `is_mixed`: within `loss`, products and attention of the drafter's are of bfloat16 numbers, and their gradients too.
+    Weights, sums of the stream, norms, what the target says, and whatever is measured stay float32.
+    """
+
+    def __init__(self, shape: DraftShape, vocabulary: Vocabulary, tap_rms: Tensor, *, is_mixed: bool = False) -> None:
         self.shape, self.vocabulary = shape, vocabulary
-        self._tap_rms = tap_rms
+        self._tap_rms, self._is_mixed = tap_rms, is_mixed
         self._head = HEADS[shape.kind](shape, vocabulary)
         self._block = BlockNetwork(shape)
         self._chain = ChainNetwork(shape)
@@ -47,8 +51,10 @@ class Drafter:
 
     def loss(self, params: Params, batch: Tensors) -> Loss:
         """Return the loss of a batch."""
-        rows = self._forced_rows(params, batch)
-        return self._head.loss(params, rows.flatten(0, 1), self._slots(batch))
+        slots = self._slots(batch)
+        with torch.autocast(self._tap_rms.device.type, torch.bfloat16, enabled=self._is_mixed):
+            rows = self._forced_rows(params, batch)
+            return self._head.loss(params, rows.flatten(0, 1), slots)
 
     def overlaps(self, params: Params, batch: Tensors) -> Tensor:
         """Return each slot's chance that a sampled draft is accepted, the text's own tokens before it; [B, A, K]."""

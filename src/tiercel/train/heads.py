@@ -93,6 +93,7 @@ def divergence(logits: Tensor, teacher: Tensor, weights: Tensor) -> tuple[Tensor
         third of the step less than by torch's own derivatives, on two cores.
     Source: KL early and TV late by exp(-3 overlap): measured; see `docs/drafters.md`.
     """
+    logits = logits.to(teacher.dtype)
     flat, target = logits.detach().flatten(0, 1), teacher.flatten(0, 1)
     w = weights.flatten().unsqueeze(-1)
     kl, overlap = torch.empty_like(w), torch.empty_like(w)
@@ -161,7 +162,7 @@ class MarkovHead:
 
     def _confidence(self, params: Params, h: Tensor, before: Tensor) -> Tensor:
         weight, bias = params["confidence_head.proj.weight"], params["confidence_head.proj.bias"]
-        return F.linear(torch.cat([h, before], -1), weight, bias).squeeze(-1)
+        return F.linear(torch.cat([h, before], -1), weight, bias).squeeze(-1).float()
 
 
 class SelectorHead:
@@ -210,7 +211,7 @@ class SelectorHead:
         a = F.embedding(self.vocabulary.row_before[before], params[f"{name}predecessor_codebook"])
         edge = a * F.linear(h, params[f"{name}hidden_projection.weight"])
         b = F.embedding(candidates, params[f"{name}successor_codebook"])
-        return values + (b @ edge.unsqueeze(-1)).squeeze(-1)
+        return values.float() + (b @ edge.unsqueeze(-1)).squeeze(-1)
 
 
 class PlainHead:

@@ -1,8 +1,8 @@
 """The networks that drafters are, in torch: functions over a dict of tensors under their published names. Needs torch.
 
 `BlockNetwork` is the body of DSpark and DFlash2: keys and values of the context come from the taps, and each block's
-rows see all context before their anchor and all of their own block. Everything is float32. Heads are in `heads`, the
-chain of EAGLE-3 in `chain`.
+rows see all context before their anchor and all of their own block. Everything is float32, but for products and
+attention within `Drafter.loss`, if it was told so. Heads are in `heads`, the chain of EAGLE-3 in `chain`.
 Source: DSpark (Cheng et al. 2026, arXiv:2607.05147); DFlash (arXiv:2602.06036); DFlash2's convolutions as published.
 """
 
@@ -28,8 +28,8 @@ class Context(NamedTuple):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise the last axis."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    """Normalise the last axis, in float32."""
+    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps)
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -37,8 +37,8 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     half = x.shape[-1] // 2
     powers = torch.arange(half, device=x.device, dtype=torch.float64) / half
     angles = positions.unsqueeze(-1).to(torch.float64) * theta**-powers
-    cos, sin = angles.cos().to(x.dtype).unsqueeze(-2), angles.sin().to(x.dtype).unsqueeze(-2)
-    a, b = x[..., :half], x[..., half:]
+    cos, sin = angles.cos().float().unsqueeze(-2), angles.sin().float().unsqueeze(-2)
+    a, b = x[..., :half].float(), x[..., half:].float()
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 

@@ -149,8 +149,8 @@ def _facts(training: Mapping[str, Any]) -> list[str]:
         f"{'s' if shape['n_layers'] > 1 else ''}, taps {list(shape['taps'])}, {shape['draft_vocab']:,} tokens that can "
         f"be drafted ({training['coverage']:.1%} of what is said), rank {shape['rank']}",
         f"- training: {training['n_steps']:,} steps in {training['spent_s'] / 60:.0f} minutes on "
-        f"{training['device']} ({training['threads']} threads), seed {training['seed']}, learning rate "
-        f"{training['learning_rate']:g}; torch {training['torch']}",
+        f"{training['device']} ({training['threads']} threads, {training['precision']}), seed {training['seed']}, "
+        f"learning rate {training['learning_rate']:g}; torch {training['torch']}",
     ]
 
 

@@ -137,12 +137,14 @@ def _train(
     n_threads = options.threads or machine.usable_cpus()
     torch.set_num_threads(n_threads)
     device = _device(options.device, torch.cuda.is_available())
+    precision = options.precision if options.precision != "auto" else _best_precision(device)
     counts = count_tokens(corpus.learned, shape.vocab)
     ids, before, rms = draft_ids(counts, shape.draft_vocab), Before(counts), tap_rms(corpus, shape.context_width)
     drafter = Drafter(
         shape,
         Vocabulary.of(target.embedding(), target.head(), ids, before.row_of, target.softcap, device),
         torch.from_numpy(rms).to(device),
+        is_mixed=precision == "bfloat16",
     )
     first = first_tensors(target, shape, rms, before.n_rows, options.seed)
     state = states.load(out, {name: one.shape for name, one in first.items()})
@@ -180,6 +182,7 @@ def _train(
         "spent_s": round(state.spent_s, 1),
         "history": state.history,
         "device": device,
+        "precision": precision,
         "threads": n_threads,
         "torch": torch.__version__,
         "confidence_temperatures": found["confidence"]["temperatures"],
@@ -244,7 +247,7 @@ def _check(shape: DraftShape) -> None:
 
 def _identity(options: TrainOptions, texts: TextOptions, shape: DraftShape) -> dict[str, Any]:
     """Return what a folder must have been begun with to be gone on with: all but how long, where and how often."""
-    free = ("minutes", "steps", "save_minutes", "device", "threads", "data", "prompts", "taps")
+    free = ("minutes", "steps", "save_minutes", "device", "precision", "threads", "data", "prompts", "taps")
     return {
         **{name: value for name, value in asdict(options).items() if name not in free},
         "prompts_sha256": texts.identity()["prompts_sha256"],
@@ -275,6 +278,16 @@ def _device(wanted: str, has_cuda: bool) -> str:
     if wanted == "cuda" and not has_cuda:
         raise ConfigError("device: got cuda; torch finds no GPU here; use auto or cpu")
     return "cuda" if has_cuda and wanted != "cpu" else "cpu"
+
+
+def _best_precision(device: str) -> str:
+    import torch
+
+    if device == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    # Processors without these instructions compute bfloat16 slower than float32.
+    known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return "bfloat16" if any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else "float32"
 
 
 def _json(value: object) -> str:

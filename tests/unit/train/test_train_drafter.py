@@ -116,6 +116,23 @@ def run(trainer, case, saved=None, *, batch_of=None, on_step=None):
     )
 
 
+def test_products_of_bfloat16_give_nearly_the_loss_and_the_gradient(case):
+    losses, gradients = [], []
+    for is_mixed in (False, True):
+        drafter = Drafter(case.shape, case.drafter.vocabulary, torch.from_numpy(case.rms), is_mixed=is_mixed)
+        params = {name: one.requires_grad_() for name, one in case.params().items()}
+        loss = drafter.loss(params, drafter.tensors(case.batch())).total
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append({name: param.grad.flatten() for name, param in params.items()})
+    assert losses[0] != losses[1], "nothing was rounded"
+    assert abs(losses[0] - losses[1]) < 0.01 * losses[0]
+    for name, exact in gradients[0].items():
+        rounded = gradients[1][name]
+        assert rounded.dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(exact, rounded, dim=0) > 0.98, name
+
+
 def test_what_is_written_drafts_as_the_trainer_does(case, tmp_path):
     """By a definition in numpy that reads the published files: taps, tables, vocabulary and layout are all in it."""
     folder = tmp_path / "out"

@@ -43,6 +43,8 @@ def test_what_a_run_leaves_is_a_drafter_of_its_target(place, tmp_path, kind):
     out = tmp_path / "out"
     found = train_drafter(str(place / "tiny"), kind, out, options(place), "tiercel train-drafter ..")
     assert 1.0 <= found["tokens_a_step"]["3"] <= 4.0
+    told = json.loads((out / "results.json").read_text())["training"]
+    assert told["precision"] in ("float32", "bfloat16")
     plan = make_plan(EngineOptions(model=str(place / "tiny")))
     with plan.checkpoint:
         drafter = open_drafter(out, plan.model, plan.checkpoint.tensors)
