@@ -18,7 +18,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kRows = 12; // 12 x 2 accumulators and 4 more of 32 registers
 constexpr int kPairRows = 12;
-constexpr int kQuadRows = 4;
+constexpr int kQuadRows = 6; // 6 x 4 accumulators, 4 columns and a number of x
 #elif defined(__AVX2__)
 constexpr int kRows = 6; // 16 registers, two a vector
 constexpr int kPairRows = 3;
