@@ -130,12 +130,16 @@ def test_right_drafts_are_accepted_and_make_fewer_steps_while_steps_are_planned_
 def test_a_load_is_first_measured_without_drafts_and_then_drafts_if_that_pays():
     bench, speculation = bench_of(right, draft_ns=100_000)
     bench.add("a", PROMPT, max_tokens=400, temperature=0.0)
-    bench.run()
+    seen = []
+    while bench.step():
+        seen.append(bench.core.snapshot.speculation)
     assert bench.tokens["a"] == WANT[:400]
     drafts = kinds(bench.runner)
     assert not any(drafts[:8])
     assert all(drafts[12:-4])
     assert speculation.counts.n_accepted_tokens > 250
+    assert speculation.counts.n_switched_off == 0
+    assert any(told.is_drafting for told in seen)
 
 
 def test_a_small_gain_is_kept_though_some_tokens_come_slower_than_plain_ones():
@@ -163,6 +167,11 @@ def test_drafting_that_does_not_pay_stops_and_is_tried_again_more_and_more_seldo
     assert waits[1] > 1.5 * waits[0]
     assert sum(drafts) < 0.07 * len(drafts)
     assert speculation.counts.n_accepted_tokens == 0
+    n_left = sum(before and not now for before, now in pairwise(drafts))
+    told = bench.core.snapshot.speculation
+    assert told.n_switched_off in (n_left, n_left - 1)  # the last step may be the end of a try
+    assert told.n_switched_off >= 2
+    assert not told.is_drafting
 
 
 @pytest.mark.parametrize(("n_prompt", "is_adaptive"), [(300, True), (300, False), (100, True)])

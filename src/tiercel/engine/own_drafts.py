@@ -84,6 +84,7 @@ class OwnDrafts:
 
     def told(self) -> SpeculationCounts:
         """Give a copy of the counts, the same one until they change."""
+        self.counts.is_drafting = self.n_draft > 0
         if self._told.changed_by(self.counts):
             self._told = self.counts.copy()
         return self._told
@@ -182,6 +183,10 @@ class OwnDrafts:
         load.credit += (len(result.row_seq) / n - spent_s / plain_s) * n**0.5
         if load.credit < 0.0:
             load.credit = _STAKE
+            self.counts.n_switched_off += 1
+            _log.info(
+                "speculation: off in %d steps of about %d sequences, as it brought less than it took", load.hold, n
+            )
             load.n_held, load.hold = load.hold, min(2 * load.hold, _N_HELD_MAX)
         elif load.credit >= _CREDIT_MAX:
             load.credit, load.hold = _CREDIT_MAX, _N_HELD

@@ -123,6 +123,7 @@ class Speculation:
 
     def told(self) -> SpeculationCounts:
         """Give a copy of the counts, the same one until they change."""
+        self.counts.is_drafting = self.waits
         if self._told.changed_by(self.counts):
             self._told = self.counts.copy()
         return self._told
@@ -378,6 +379,8 @@ class Speculation:
         self._credit_s += n_tokens / n_sequences * plain_s - spent_s
         if self._credit_s < 0.0:
             self._is_waiting = False
+            self.counts.n_switched_off += 1
+            _log.info("speculation: off for %d steps, as it brought less than it took", self._hold)
             self._credit_s = _N_STAKE * plain_s
             self._n_held, self._hold = self._hold, min(2 * self._hold, _N_HELD_MAX)
         elif self._credit_s >= most_s:

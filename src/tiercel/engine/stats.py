@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SpeculationCounts(msgspec.Struct):
-    """What became of drafts. All but the last only ever grows."""
+    """What became of drafts. All but the last two only ever grows."""
 
     n_drafts: int = 0  # steps of a sequence that had drafts
     n_draft_tokens: int = 0
@@ -23,7 +23,9 @@ class SpeculationCounts(msgspec.Struct):
     n_verify_steps: int = 0  # steps that had drafts
     drafter_s: float = 0.0  # spent on guessing, on the engine's thread
     verify_s: float = 0.0  # computing of steps that had drafts
-    n_chosen_rows: int = 0  # draft rows of the last of them
+    n_switched_off: int = 0  # times drafting stopped for a while, as it did not pay
+    n_chosen_rows: int = 0  # draft rows of the last step that had any
+    is_drafting: bool = False  # whether the next step may have drafts
 
     def note_step(self, n_rows: int, compute_ns: int) -> None:
         """Take note of a step with so many draft rows."""
@@ -38,6 +40,8 @@ class SpeculationCounts(msgspec.Struct):
             self.n_draft_tokens != newer.n_draft_tokens
             or self.n_failures != newer.n_failures
             or self.drafter_s != newer.drafter_s
+            or self.n_switched_off != newer.n_switched_off
+            or self.is_drafting != newer.is_drafting
         )
 
     def copy(self) -> "SpeculationCounts":

@@ -274,8 +274,14 @@ def test_an_answer_without_text_is_an_empty_line():
             ["5 of 12 drafted tokens accepted in 4 steps", "2.25 tokens a draft", "by position 0.75 0.50;", "0.25 s"],
         ),
         (
-            {"n_drafts": 0, "n_accepted_by_position": [0, 0], "n_failures": 2},
-            ["nothing was drafted", "2 drafters failed"],
+            {
+                "n_drafts": 0,
+                "n_accepted_by_position": [0, 0],
+                "n_failures": 2,
+                "n_switched_off": 3,
+                "is_drafting": False,
+            },
+            ["nothing was drafted", "it stopped 3 times", "2 drafters failed"],
         ),
     ],
 )

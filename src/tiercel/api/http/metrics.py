@@ -204,6 +204,8 @@ class Metrics(Collector):
         drafts = now.speculation or SpeculationCounts()
         text = "Draft rows that were chosen for the last step that had any"
         yield self._own_by(GaugeMetricFamily, "spec_decode_budget", text, (("last", drafts.n_chosen_rows),))
+        text = "Whether the next step may have drafts"
+        yield self._own_by(GaugeMetricFamily, "spec_decode_active", text, (("now", drafts.is_drafting),))
         facts = {
             "block_size": str(now.page_size_tokens),
             "num_gpu_blocks": str(now.n_pages),
@@ -237,6 +239,9 @@ class Metrics(Collector):
         text = "Steps that had drafts"
         steps = (("any", drafts.n_verify_steps),)
         yield self._own_by(CounterMetricFamily, "spec_decode_steps", text, steps, label="kind")
+        text = "Times drafting stopped for a while, as it brought less than it took"
+        offs = (("load", drafts.n_switched_off),)
+        yield self._own_by(CounterMetricFamily, "spec_decode_switched_off", text, offs, label="kind")
         text = "Drafters that failed, or proposed what is no token; the requests went on without"
         yield self._own_by(CounterMetricFamily, "drafter_failures", text, (("any", drafts.n_failures),), label="kind")
         for name, text in _ALWAYS_ZERO:
