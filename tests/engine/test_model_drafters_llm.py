@@ -151,6 +151,11 @@ def test_what_is_no_drafter_for_this_model_is_refused_by_name(dense, tmp_path):
         refused(dense, method="dflash", model=str(drafter))
     with pytest.raises(ConfigError, match=r"num_speculative_tokens: got 6"):
         refused(dense, model=str(drafter), num_speculative_tokens=6)
+    ranges = [[1, 2, 5], [3, 9, 6]]
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens: got 6"):
+        refused(dense, model=str(drafter), num_speculative_tokens_per_batch_size=ranges)
+    with pytest.raises(UnsupportedModel, match=r'LlamaForCausalLM.*say "method": "draft_model"'):
+        refused(dense, model=str(dense))
     with pytest.raises(ConfigError, match=r"speculative_config\.model: left out"):
         refused(dense, method="dspark")
     with pytest.raises((ModelNotFound, ConfigError)):

@@ -27,6 +27,7 @@ FIELDS = {
     "vocabulary": ("dflash", {"vocab_size": 130}, "vocab_size is 130; 128"),
     "draft vocabulary": ("dspark", {"draft_vocab_size": 400}, "draft_vocab_size is 400"),
     "draft vocabulary without d2t": ("dspark", {"draft_vocab_size": 40}, "draft_vocab_size is 40; a tensor d2t"),
+    "layers of the target": ("dflash", {"num_target_layers": 36}, "num_target_layers is 36; 7"),
     "a tap behind the last inner layer": ("dspark", {"target_layer_ids": [1, 6]}, "target_layer_ids.*tap 6"),
     "taps that are none": ("dspark", {"target_layer_ids": ["a"]}, "target_layer_ids is"),
     "no taps": ("dspark", {"target_layer_ids": None}, "target_layer_ids is None"),

@@ -1,11 +1,12 @@
 """A drafter that is a model, beside the model that it drafts for: found, checked, and recorded."""
 
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tiercel.base.config import EngineOptions
-from tiercel.base.errors import ConfigError
+from tiercel.base.errors import ConfigError, ModelFileError, UnsupportedModel
 from tiercel.hub.resolve import resolve
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tiercel.ops.lowered import Lowered
     from tiercel.runner.drafting import Drafting
     from tiercel.spec.settings import SpeculationSettings
+
+_log = logging.getLogger(__name__)
 
 _N_CHAINED = 3  # each takes a pass
 
@@ -54,8 +57,15 @@ def open_drafter_for(
                 f"speculative_config.method: got {settings.method}; {settings.model} is a {found.model.name} drafter; "
                 "say that, or leave the method out"
             )
-        if settings.says_n_tokens:
-            found.model.check_n_draft(settings.n_tokens_max)
+        said = [settings.n_tokens_max] if settings.says_n_tokens else []
+        for n in (*said, *(n for _, _, n in settings.n_tokens_by_batch if n)):
+            found.model.check_n_draft(n)
+        if found.trained_on not in (None, checkpoint.digest()):
+            _log.info(
+                "speculation: %s was trained on another file than %s; its drafts come as often as the two agree",
+                settings.model,
+                checkpoint.path,
+            )
     except BaseException:
         found.close()
         raise
@@ -73,11 +83,16 @@ def kind_of(options: EngineOptions, name: str) -> str:
     from tiercel.models.drafters.config import in_one_form
 
     named = resolve(name, hf_token=options.hf_token, download_dir=options.download_dir)
-    files = open_draft_files(named.path)
     try:
-        return in_one_form(files.config)[0]
-    finally:
-        files.checkpoint.close()
+        files = open_draft_files(named.path)
+        try:
+            return in_one_form(files.config)[0]
+        finally:
+            files.checkpoint.close()
+    except (ModelFileError, UnsupportedModel) as error:
+        raise type(error)(
+            f'speculative_config.model: {error}; if it is a whole model that is to draft, say "method": "draft_model"'
+        ) from error
 
 
 def usual_number(drafter: "DraftModel") -> int:

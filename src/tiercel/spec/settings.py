@@ -86,6 +86,11 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"speculative={speculative} and speculative_config.method={method}: they contradict; give one"
             )
         if method == "off":
+            extra = [key for key in config if key != "method"]
+            if extra:
+                raise ConfigError(
+                    f"speculative_config.{extra[0]}: nothing is speculated, as speculative is off; leave it out"
+                )
             return cls(method=None, is_asked=True)
         is_asked, method = method != "auto", "suffix" if method == "auto" else method
         for key in config:
@@ -93,7 +98,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"speculative_config.{key}: the method is {method}, which does not know it; leave it out"
                 )
-        least, most = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
+        least = config.get("prompt_lookup_min", config.get("prompt_lookup_max", 5))
+        most = config.get("prompt_lookup_max", least)
         prefix = "suffix_decoding_"
         settings = cls(
             method=method,
@@ -102,7 +108,7 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
             says_n_tokens="num_speculative_tokens" in config,
             n_tokens_by_batch=_ranges(config.get("num_speculative_tokens_per_batch_size", [])),
             is_adaptive=config.get("adaptive", True),
-            lookup=(least or most or 5, most or least or 5),
+            lookup=(least, most),
             module_path=config.get("module_path", ""),
             options=config.get("options", {}),
             model=config.get("model", ""),
@@ -114,6 +120,13 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"speculative_config.num_speculative_tokens: got {settings.n_tokens_max}; "
                 f"1 to {_N_TOKENS_MAX} are needed"
             )
+        for first, last, n in settings.n_tokens_by_batch:
+            # What a model's draft block holds is known when it is opened.
+            if n > settings.n_tokens_max and (settings.says_n_tokens or not settings.is_own):
+                raise ConfigError(
+                    f"speculative_config.num_speculative_tokens_per_batch_size: got {n} for {first} to {last} "
+                    f"sequences; num_speculative_tokens allows {settings.n_tokens_max}; lower it, or raise that"
+                )
         if settings.method == "draft_model" or settings.is_own:
             if method != "mtp" and not settings.model:
                 raise ConfigError(

@@ -41,7 +41,6 @@ _UNREAD = (
     "speculators_config",
     "speculators_model_type",
     "speculators_version",
-    "num_target_layers",
     "max_anchors",
     "use_sliding_window",
     "max_window_layers",
@@ -195,6 +194,9 @@ def read_layers(
         fields.raw(name)
     fields.only("use_aux_hidden_state", True, why="drafters read the target's layers")
     info = target.info
+    n_layers = target.n_tap_layers
+    if fields.size("num_target_layers", n_layers or 1) != n_layers and n_layers:
+        raise fields.broken("num_target_layers", fields.raw("num_target_layers"), f"{n_layers}, as this target has,")
     hidden, n_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     n_kv_heads = fields.size("num_key_value_heads", n_heads)
     if n_heads % n_kv_heads:
