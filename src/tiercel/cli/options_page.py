@@ -8,6 +8,7 @@ from tiercel.base.config import engine_rows
 from tiercel.base.env import HONOURED
 from tiercel.base.options import Option
 from tiercel.cli.help import default_text
+from tiercel.spec.settings import KEYS
 from tiercel.train.options import train_rows
 
 _HEAD = """# Options
@@ -27,6 +28,16 @@ def page() -> str:
     lines = [_HEAD]
     engine = (*engine_rows(), *engine_rows("source"))
     lines += _tables("The engine", "of run, serve, run-batch and bench, and of Python", engine)
+    lines += [
+        "### speculative_config",
+        "",
+        "What the object of `--speculative-config` may hold.",
+        "",
+        "| key | | methods |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| `{name}` | {_cell(key.does)} | {', '.join(key.methods) or 'all'} |" for name, key in KEYS.items()]
+    lines.append("")
     lines += _tables("The server", "of serve; those about chats and limits of run-batch too", server_rows())
     lines += _tables("Training", "of train-drafter; flags only", train_rows())
     lines += [

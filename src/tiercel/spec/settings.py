@@ -4,7 +4,8 @@ start.
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,26 +16,42 @@ from tiercel.spec.drafters.interface import Drafter
 OWN_METHODS: Final = ("mtp", "eagle3", "dflash", "dflash2", "dspark")
 METHODS: Final = ("auto", "off", "ngram", "suffix", "custom", "draft_model", *OWN_METHODS)
 
-# Key -> (what it must be, those methods that know it; none: all).
-_KEYS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
-    "method": (str, ()),
-    "num_speculative_tokens": (int, ()),
-    "num_speculative_tokens_per_batch_size": (list, ()),
-    "adaptive": (bool, ()),
-    "model": (str, (*OWN_METHODS[1:], "draft_model")),
-    "module_path": (str, ("custom",)),
-    "options": (dict, ("custom",)),
-    "prompt_lookup_min": (int, ("ngram",)),
-    "prompt_lookup_max": (int, ("ngram",)),
-    "suffix_decoding_max_tree_depth": (int, ("suffix",)),
-    "suffix_decoding_max_cached_requests": (int, ("suffix",)),
-    "suffix_decoding_max_spec_factor": (float, ("suffix",)),
-    "suffix_decoding_min_token_prob": (float, ("suffix",)),
-    "revision": (str, ("draft_model",)),
-    "quantization": (str, ("draft_model",)),
-    "kv_cache_memory_bytes": (int, ("draft_model",)),
+
+class SettingsKey(NamedTuple):
+    """A key of `speculative_config`: what it must be, those methods that know it (none: all), and what it does."""
+
+    kind: type
+    methods: tuple[str, ...]
+    does: str
+
+
+_KEYS: Final[dict[str, SettingsKey]] = {
+    "method": SettingsKey(str, (), "who drafts; a drafter's own config says its method"),
+    "num_speculative_tokens": SettingsKey(
+        int, (), "drafts of a sequence in a step, at most: 24; 5 of a draft model; all of a drafter's block"
+    ),
+    "num_speculative_tokens_per_batch_size": SettingsKey(
+        list, (), "[[first, last, number], ..]: at most so many beside so many sequences; 0 for none"
+    ),
+    "adaptive": SettingsKey(
+        bool, (), "compute only drafts that pay, by measured times (true); else all that a step has room for"
+    ),
+    "model": SettingsKey(str, (*OWN_METHODS[1:], "draft_model"), "name or path of the drafter, or of the small model"),
+    "module_path": SettingsKey(str, ("custom",), "package.module:Class of an out-of-tree drafter"),
+    "options": SettingsKey(dict, ("custom",), "what that class is made with"),
+    "prompt_lookup_min": SettingsKey(int, ("ngram",), "least tokens that must agree (5)"),
+    "prompt_lookup_max": SettingsKey(int, ("ngram",), "most tokens that are looked up (5)"),
+    "suffix_decoding_max_tree_depth": SettingsKey(int, ("suffix",), "most tokens of context that are compared (24)"),
+    "suffix_decoding_max_cached_requests": SettingsKey(
+        int, ("suffix",), "ended requests whose texts help others (10000); 0 for none"
+    ),
+    "suffix_decoding_max_spec_factor": SettingsKey(float, ("suffix",), "drafts for each token that agrees (1)"),
+    "suffix_decoding_min_token_prob": SettingsKey(float, ("suffix",), "drafts whose chance is less are left out (0.1)"),
+    "revision": SettingsKey(str, ("draft_model",), "of its repository"),
+    "quantization": SettingsKey(str, ("draft_model",), "of its weights, as the option of this name"),
+    "kv_cache_memory_bytes": SettingsKey(int, ("draft_model",), "of its own pages"),
 }
-KEYS: Final = tuple(_KEYS)
+KEYS: Final[Mapping[str, SettingsKey]] = MappingProxyType(_KEYS)
 _MODEL_OPTIONS: Final = ("revision", "quantization", "kv_cache_memory_bytes")
 _N_TOKENS_MAX: Final = 512
 _N_TOKENS: Final = {"draft_model": 5}  # of those that differ from suffix decoding's, as each costs a pass
@@ -94,7 +111,7 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
             return cls(method=None, is_asked=True)
         is_asked, method = method != "auto", "suffix" if method == "auto" else method
         for key in config:
-            if _KEYS[key][1] and method not in _KEYS[key][1]:
+            if _KEYS[key].methods and method not in _KEYS[key].methods:
                 raise ConfigError(
                     f"speculative_config.{key}: the method is {method}, which does not know it; leave it out"
                 )
@@ -211,7 +228,7 @@ def _make(module_path: str, options: Mapping[str, Any]) -> Drafter:
 def _check_key(key: str, value: object) -> None:
     if key not in _KEYS:
         raise ConfigError(f"speculative_config.{key[:40]}: unknown; known are {', '.join(KEYS)}")
-    wanted = _KEYS[key][0]
+    wanted = _KEYS[key].kind
     is_right = isinstance(value, (int, float) if wanted is float else wanted)
     if not is_right or (isinstance(value, bool) and wanted is not bool):
         raise ConfigError(f"speculative_config.{key}: got {value!r:.40}; {_WORDS[wanted]} is needed")

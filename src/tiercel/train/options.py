@@ -69,7 +69,12 @@ class TrainOptions:
     draft_tokens: int = _count(
         4, "drafter", "drafts of a block, or passes of a chain that are learned", "a fifth comes seldom", most=32
     )
-    rank: int = _count(64, "drafter", "columns of the tables by the token before", "a quarter of large drafters'")
+    rank: int | None = _count(
+        None,
+        "drafter",
+        "columns of the tables by the token before, which eagle3 has not",
+        "64, a quarter of large ones'",
+    )
     topk: int | None = _count(
         None,
         "drafter",

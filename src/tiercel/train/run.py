@@ -31,6 +31,7 @@ _STEP_TOKENS = 2048
 _TOPK: Mapping[str, int] = {"dspark": 64, "dflash2": 16, "eagle3": 0}
 _N_LAYERS: Mapping[str, int] = {"dspark": 2, "dflash2": 2, "eagle3": 1}
 _N_RMS_ROWS = 10_000  # that the taps' sizes are measured on
+_RANK = 64  # a quarter of large drafters'
 _N_FIRST = 4  # tokens of a text whose streams are unlike all others
 _N_LOOKED_AT = 12  # texts that are walked through while training
 
@@ -76,7 +77,7 @@ def train_drafter(target: str | None, kind: Kind, out: Path, options: TrainOptio
         digest = plan.checkpoint.digest()
         sizes = _sizes(kind, options)
         shape = facts.shape(sizes, embedding_scale=round(float(1.0 / facts.embedding().std()), 4))
-        _check(shape)
+        _check(shape, options)
         texts = _text_options(options, given)
         open_folder(out, "drafter", {"target_digest": digest, "drafter": kind, **_identity(options, texts, shape)})
         data = Path(options.data).expanduser() if options.data is not None else out / "data"
@@ -222,20 +223,24 @@ def _sizes(kind: Kind, options: TrainOptions) -> DraftSizes:
         kind=kind,
         n_layers=options.layers or _N_LAYERS[kind],
         n_slots=options.draft_tokens,
-        rank=options.rank,
+        rank=options.rank or _RANK,
         topk=min(_TOPK[kind] if options.topk is None else options.topk, options.draft_vocab),
         draft_vocab=options.draft_vocab,
         taps=options.taps or (),
     )
 
 
-def _check(shape: DraftShape) -> None:
+def _check(shape: DraftShape, options: TrainOptions) -> None:
     if shape.draft_vocab > shape.vocab:
         raise ConfigError(f"draft_vocab: got {shape.draft_vocab}; the target has {shape.vocab} tokens; lower it")
     if shape.kind == "dflash2" and shape.topk < 2:
         raise ConfigError(f"topk: got {shape.topk}; dflash2 chooses among 2 candidates or more; 16 is usual")
     if shape.kind == "eagle3" and shape.topk:
         raise ConfigError(f"topk: got {shape.topk}; eagle3 drafts its likeliest token; leave it out")
+    if options.topk is not None and options.topk > shape.draft_vocab:
+        raise ConfigError(f"topk: got {options.topk}; {shape.draft_vocab} tokens can be drafted; lower it")
+    if shape.kind == "eagle3" and options.rank is not None:
+        raise ConfigError(f"rank: got {options.rank}; eagle3 has no table by the token before; leave it out")
     if shape.kind == "eagle3" and shape.n_layers != 1:
         raise ConfigError(f"layers: got {shape.n_layers}; an eagle3 drafter has one layer; leave it out")
     if shape.kind == "dflash2" and shape.hidden % CONV_GROUP:

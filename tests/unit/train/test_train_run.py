@@ -41,7 +41,8 @@ def options(place, **changes):
 @pytest.mark.parametrize("kind", ["dspark", "dflash2", "eagle3"])
 def test_what_a_run_leaves_is_a_drafter_of_its_target(place, tmp_path, kind):
     out = tmp_path / "out"
-    found = train_drafter(str(place / "tiny"), kind, out, options(place), "tiercel train-drafter ..")
+    own = {"rank": None} if kind == "eagle3" else {}
+    found = train_drafter(str(place / "tiny"), kind, out, options(place, **own), "tiercel train-drafter ..")
     assert 1.0 <= found["tokens_a_step"]["3"] <= 4.0
     told = json.loads((out / "results.json").read_text())["training"]
     assert told["precision"] in ("float32", "bfloat16")
@@ -62,19 +63,21 @@ def test_what_a_run_leaves_is_a_drafter_of_its_target(place, tmp_path, kind):
 
     # All is done: the same command leaves the same, and one of other options nothing.
     weights = (out / "model.safetensors").read_bytes()
-    train_drafter(str(place / "tiny"), kind, out, options(place), "tiercel train-drafter ..")
+    train_drafter(str(place / "tiny"), kind, out, options(place, **own), "tiercel train-drafter ..")
     assert (out / "model.safetensors").read_bytes() == weights
-    with pytest.raises(ConfigError, match="rank was 8 and is 4"):
-        train_drafter(str(place / "tiny"), kind, out, options(place, rank=4), "")
+    with pytest.raises(ConfigError, match="anchors was 6 and is 4"):
+        train_drafter(str(place / "tiny"), kind, out, options(place, anchors=4, **own), "")
     with pytest.raises(ConfigError, match="max_len_tokens was 96 and is 80"):
-        train_drafter(str(place / "tiny"), kind, tmp_path / "other", options(place, max_len=80), "")
+        train_drafter(str(place / "tiny"), kind, tmp_path / "other", options(place, max_len=80, **own), "")
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("eagle3", {"layers": 2}, "an eagle3 drafter has one layer"),
-        ("eagle3", {"topk": 4}, "eagle3 drafts its likeliest token"),
+        ("eagle3", {"layers": 2, "rank": None}, "an eagle3 drafter has one layer"),
+        ("eagle3", {"topk": 4, "rank": None}, "eagle3 drafts its likeliest token"),
+        ("eagle3", {}, "rank: got 8; eagle3 has no table"),
+        ("dspark", {"topk": 65}, "topk: got 65; 64 tokens can be drafted"),
         ("dflash2", {"topk": 1}, "dflash2 chooses among 2 candidates or more"),
         ("dspark", {"draft_vocab": 1000}, "the target has 264 tokens"),
         ("dspark", {"device": "cuda"}, "torch finds no GPU here"),
