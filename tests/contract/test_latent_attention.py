@@ -15,10 +15,11 @@ from tiercel.ops.passes import Passes, lower_and_fuse
 from tiercel.ops.recorder import ComputeDtype, LatentSizes, Recorder
 from tiercel.ops.reference import TOLERANCE
 from tiercel.ops.reference_latent import latent_attention, latent_rows, sigmoid_gate
+from tiercel.protocol.params import SamplingParams
 from tiercel.quant.formats import Format
 from tiercel.runner.reference import Chunk, ReferenceExecutor
 from tiercel.testing.fill import fill_by_name
-from tiercel.testing.native import float_tensors, native_logits, native_runner
+from tiercel.testing.native import float_tensors, native_logits, native_runner, one_sequence
 
 LEVELS = _native.kernel_levels()
 VOCAB, HIDDEN = 64, 48
@@ -159,6 +160,95 @@ def test_a_weight_that_is_not_finite_is_refused_by_name():
     weights["kv_b"][5, 5] = np.nan
     with pytest.raises(ModelFileError, match="kv_b: holds NaN"):
         native_runner(program, float_tensors(weights))
+
+
+def drafting(case):
+    """A model that keeps latent rows for a drafter's layer 7, and the drafter, whose block attends to them."""
+    heads, nope, rope, _, v, rotation, _ = CASES[case]
+    _, weights = layer(case)
+
+    def begun(name):
+        shapes, formats = {n: w.shape for n, w in weights.items()}, dict.fromkeys(weights, Format.F32)
+        rec = Recorder(name, shapes, formats, ComputeDtype.AUTO)
+        x = rec.embed("embed_tokens")
+        frequencies = (0.6 ** np.arange(rope // 2)).astype(np.float32)
+        return rec, x, None if rotation is None else rec.rope_table("rope", frequencies, magnitude=1.1)
+
+    more = {"layer": 7, "norm": "norm.weight", "eps": 1e-6, "interleaved": bool(rotation)}
+    rec, x, table = begun("model")
+    rec.keep_latents(rec.linear(x, "a"), rope=rope, table=table, **more)
+    model = rec.finish(rec.linear(rec.select_rows(x), "embed_tokens"))
+    rec, x, table = begun("drafter")
+    sizes = {"sizes": LatentSizes(heads, nope, rope, v), "weight": "kv_b", "scale": (nope + rope) ** -0.5}
+    y = rec.latent_attention(rec.linear(x, "q"), rec.linear(x, "a"), table=table, sees_block=True, **sizes, **more)
+    return model, rec.finish(rec.linear(rec.select_rows(y), "head")), weights
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", CASES)
+def test_kept_latents_have_the_bytes_of_an_attentions(native, case, kv_dtype):
+    model, _, weights = drafting(case)
+    ids, attends = tokens(60), native(case, kv_dtype=kv_dtype)
+    for level in LEVELS:
+        keeps = native_runner(model, float_tensors(weights), level=level, kv_dtype=kv_dtype)
+        try:
+            native_logits(attends, ids, [60])
+            native_logits(keeps, ids, [1, 20, 39])
+            pages = [[bytes(page) for page in runner.read_pages(range(4))] for runner in (attends, keeps)]
+            assert pages[0] == pages[1]
+            assert any(pages[0][0])
+        finally:
+            keeps.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_drafters_block_attends_whole_to_what_the_model_kept(case, level):
+    """Every row to those behind it too, whichever the form, and with the same bits on any threads."""
+    model, drafter, weights = drafting(case)
+    assert model.kv_layers == drafter.kv_layers
+    ids, n, made = tokens(290), 285, []
+    for forms in ((model, drafter), (lower_and_fuse(model), lower_and_fuse(drafter))):
+        executors = [ReferenceExecutor(form, weights, max_tokens=300) for form in forms]
+        executors[0].step([Chunk(0, ids[:n])])
+        executors[1].adopt(0, executors[0], n)
+        made.append(executors[1].step([Chunk(0, ids[n:])]))
+        np.testing.assert_allclose(made[-1], made[0], atol=TOLERANCE["latent_attention"].atol)
+    options = {"level": level, "max_len_tokens": 320, "max_step_tokens": 320}
+    runners = [
+        native_runner(p, float_tensors(weights), n_threads=t, **options)
+        for p, t in ((model, 1), (drafter, 1), (drafter, 3))
+    ]
+    keeps, *blocks = runners
+    try:
+        native_logits(keeps, ids[:n], [n])
+        pages, found = keeps.read_pages(range(18)), []
+        for runner in blocks:
+            runner.admit(0, ids, len(ids), SamplingParams(temperature=0.0), 0, ())
+            runner.set_pages(0, 0, list(range(19)))
+            runner.write_pages(range(18), pages)
+            runner.submit(one_sequence(0, 0, n, len(ids) - n))
+            runner.collect()
+            found.append(runner.last_logits(len(ids) - n))
+        np.testing.assert_allclose(found[0], made[0], **TOLERANCE["latent_attention"]._asdict())
+        assert found[0].tobytes() == found[1].tobytes()
+    finally:
+        for runner in runners:
+            runner.close()
+
+
+def test_kept_latents_of_wrong_shapes_are_refused():
+    shapes = {"e": (8, 24), "n": (16,)}
+    rec = Recorder("kept", shapes, dict.fromkeys("en", Format.F32), ComputeDtype.AUTO)
+    x = rec.embed("e")
+    for wrong in ({"rope": 10}, {"rope": 8, "table": rec.rope_table("r", np.ones(3, np.float32))}):
+        with pytest.raises(ShapeError, match=r"keep_latents\(n\): got latents \[T,24\]"):
+            rec.keep_latents(x, layer=0, norm="n", eps=1e-6, **wrong)
+    with pytest.raises(ShapeError, match=r"latents \[R,24\]"):
+        rec.keep_latents(rec.select_rows(x), layer=0, norm="n", rope=8, eps=1e-6)
+    rec.keep_latents(x, layer=0, norm="n", rope=8, eps=1e-6)
+    with pytest.raises(UnsupportedModel, match="normed in place"):
+        lower_and_fuse(rec.finish(rec.select_rows(x)))
 
 
 def test_latents_that_something_else_reads_are_refused():

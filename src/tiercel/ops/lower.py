@@ -95,6 +95,7 @@ class _Lowering:
             "ssd": self._ssd,
             "gate_norm": self._gate_norm,
             "keep_kv": self._keep_kv,
+            "keep_latents": self._keep_latents,
             "block_conv": self._block_conv,
             "scale": self._scale,
         }
@@ -315,20 +316,32 @@ class _Lowering:
         self._out.append(low.Quantize(x, rounded))
         return rounded
 
+    def _keep_latents(self, op: OpCall) -> None:
+        self._latent_kv(op, *op.inputs)
+
+    def _latent_kv(self, op: OpCall, value: Value, table: Value | None = None) -> Buffer:
+        """Norm and rotate latent rows, and store them; returns where they lie."""
+        latents, cos_sin = self._whole(value, op), None if table is None else self._whole(table, op)
+        if not self._dies_at(value, op):
+            raise self._refuse(op, "its latents must not be read again, to be normed in place")
+        norm, eps, rope = op.weights["norm"], op.real("eps"), op.integer("rope")
+        interleaved, layer = bool(op.integer("interleaved")), op.integer("layer")
+        self._out.append(low.LatentKv(latents, norm, rope, eps, cos_sin, interleaved, layer))
+        return latents
+
     def _latent_attention(self, op: OpCall) -> None:
-        q, latents = self._whole(op.inputs[0], op), self._whole(op.inputs[1], op)
+        q = self._whole(op.inputs[0], op)
         cos_sin = self._whole(op.inputs[2], op) if len(op.inputs) > 2 else None
-        if not self._dies_at(op.inputs[1], op) or q == latents:
+        if q == self._latent_kv(op, *op.inputs[1:]):
             raise self._refuse(op, "its latents must not be read again, to be normed in place")
         w, heads, nope, rope = op.weights["w"], op.integer("heads"), op.integer("nope"), op.integer("rope")
         rank, layer, interleaved = w.shape[1], op.integer("layer"), bool(op.integer("interleaved"))
-        norm, eps, scale = op.weights["norm"], op.real("eps"), op.real("scale")
+        scale, sees_block = op.real("scale"), bool(op.attrs.get("sees_block", 0))
         absorbed = self._buffer(op.output, width=heads * (rank + rope))
         attended = self._buffer(op.output, width=heads * rank)
         self._out += [
-            low.LatentKv(latents, norm, rope, eps, cos_sin, interleaved, layer),
             low.LatentQuery(q, w, heads, nope, rope, cos_sin, interleaved, absorbed),
-            low.Attention(absorbed, attended, heads, 1, rank + rope, scale, 0, 0.0, layer, None, rank),
+            low.Attention(absorbed, attended, heads, 1, rank + rope, scale, 0, 0.0, layer, None, rank, sees_block),
             low.LatentOut(attended, w, heads, nope, self._new(op.output)),
         ]
 

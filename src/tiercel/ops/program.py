@@ -220,7 +220,8 @@ class Program(msgspec.Struct, frozen=True):
         _need(self.output.id in written, f"{self.name}: no op writes the output {self.output}")
         _need(self.hidden is None or self.hidden.id in written, f"{self.name}: no op writes the rows {self.hidden}")
         _need(sum(op.op == "given" for op in self.ops) <= 1, f"{self.name}: rows are taken from the step twice")
-        layers = [op.integer("layer") for op in self.ops if op.op in ("attention", "latent_attention", "keep_kv")]
+        keepers = ("attention", "latent_attention", "keep_kv", "keep_latents")
+        layers = [op.integer("layer") for op in self.ops if op.op in keepers]
         known = [layer.index for layer in self.kv_layers]
         _need(
             sorted(layers) == known == sorted(set(known)),

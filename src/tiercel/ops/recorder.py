@@ -55,6 +55,15 @@ class AttentionLimits(TypedDict, total=False):
     sees_block: bool
 
 
+class LatentOptions(TypedDict, total=False):
+    """What latent attention may have beside its sizes. `interleaved`, which it is if nothing is said: rotated pairs are
+    neighbours, else halves. `sees_block`: as attention's.
+    """
+
+    interleaved: bool
+    sees_block: bool
+
+
 class ExpertNames(NamedTuple):
     """The tensors of a mixture's experts; each name has `{}` where the expert's number goes."""
 
@@ -201,19 +210,40 @@ class Recorder:
         eps: float,
         scale: float,
         table: Value | None = None,
-        interleaved: bool = True,
+        **options: Unpack[LatentOptions],
     ) -> Value:
         """Keep each token's latent row, normed by `norm` and rotated by `table`, then attend through `weight`.
 
         The last `sizes.rope` columns of each of q's heads are rotated alike. q has all rows, or those that need logits.
         """
         attrs: dict[str, Attr] = {"layer": layer, **sizes._asdict()}
-        attrs |= {"eps": float(eps), "scale": float(scale), "interleaved": int(interleaved)}
+        attrs |= {"eps": float(eps), "scale": float(scale), "interleaved": int(options.get("interleaved", True))}
+        attrs |= {"sees_block": 1} if options.get("sees_block") else {}
         weights = {"norm": self.weight(norm), "w": self.weight(weight)}
         y = self._record("latent_attention", (q, latents) if table is None else (q, latents, table), weights, attrs)
         rank = weights["w"].shape[1]
         self._kv_layers.append(KvLayer(layer, 1, rank + sizes.rope, 0, rank))
         return y
+
+    def keep_latents(
+        self,
+        latents: Value,
+        *,
+        layer: int,
+        norm: str,
+        rope: int,
+        eps: float,
+        table: Value | None = None,
+        interleaved: bool = True,
+    ) -> None:
+        """Keep each token's latent row as `latent_attention` does, for another program to attend to.
+
+        Its last `rope` columns are rotated by `table`; those before them are normed.
+        """
+        attrs: dict[str, Attr] = {"layer": layer, "rope": rope, "eps": float(eps), "interleaved": int(interleaved)}
+        inputs = (latents,) if table is None else (latents, table)
+        self._record("keep_latents", inputs, {"norm": self.weight(norm)}, attrs)
+        self._kv_layers.append(KvLayer(layer, 1, latents.width, 0, latents.width - rope))
 
     def sigmoid_gate(self, x: Value, gate: Value) -> Value:
         """Return x * sigmoid(gate); a narrower gate serves equal parts of x."""

@@ -53,6 +53,7 @@ TOLERANCE: Mapping[str, Tolerance] = MappingProxyType(
         "experts": Tolerance(1e-3, 1e-3),
         # Two more products than attention, of as many columns as the latent has.
         "latent_attention": Tolerance(1e-4, 1e-4),
+        "latent_rows": Tolerance(2e-6, 1e-5),
         "head_linear": Tolerance(1e-4, 1e-4),
         "sigmoid_gate": Tolerance(1e-6, 1e-5),
         "short_conv": Tolerance(1e-6, 1e-5),

@@ -44,8 +44,10 @@ def split_heads(w: Floats, heads: int, nope: int) -> tuple[Floats, Floats]:
     return whole[:, :nope], whole[:, nope:]
 
 
-def latent_attention(q: Floats, rows: Floats, w: Floats, *, start: int, nope: int, scale: float) -> Floats:
-    """Attend queries at positions start.. to latent rows at positions 0.., causally.
+def latent_attention(
+    q: Floats, rows: Floats, w: Floats, *, start: int, nope: int, scale: float, sees_block: bool = False
+) -> Floats:
+    """Attend queries at positions start.. to latent rows at positions 0.., causally or as `attention`'s `sees_block`.
 
     With c, p = a row's first `rank` columns and the rest: a head's key is [w_key c | p], its value w_value c.
     An implementation may multiply queries by w_key first, and weighted latents by w_value last (the absorbed form).
@@ -76,7 +78,7 @@ def latent_attention(q: Floats, rows: Floats, w: Floats, *, start: int, nope: in
     values = np.einsum("lr,hvr->lhv", latent, w_value)
     wide = max(k.shape[2], values.shape[2])  # `attention` wants keys and values of one width
     padded = [np.pad(x, ((0, 0), (0, 0), (0, wide - x.shape[2]))) for x in (q.astype(np.float64), k, values)]
-    return attention(*padded, start=start, scale=scale)[..., : values.shape[2]]
+    return attention(*padded, start=start, scale=scale, sees_block=sees_block)[..., : values.shape[2]]
 
 
 def head_linear(x: Floats, w: Floats) -> Floats:

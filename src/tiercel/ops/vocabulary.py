@@ -254,7 +254,7 @@ _SPECS = (
     OpSpec(
         "latent_attention",
         "q [T or R,H*(nope+rope)], latents [T,rank+rope], table [T,rope]? -> [.,H*v]; keeps the normed, rotated "
-        "latents, then attends causally to all that the layer kept",
+        "latents, then attends to all that the layer kept, causally or with sees_block as attention does",
         _latent_attention,
         reference_latent.latent_attention,
         vocabulary_latent.latent_attention_cost,
@@ -335,6 +335,13 @@ _DRAFT_SPECS = (
         "k, v [T,K*D] -> [T,0]: keeps k and v in the layer's store",
         _told(vocabulary_draft.keep_kv),
         reference_draft.keep_kv,
+        vocabulary_draft.keep_kv_cost,
+    ),
+    OpSpec(
+        "keep_latents",
+        "latents [T,rank+rope], table [T,rope]? -> [T,0]: keeps the normed, rotated latents in the layer's store",
+        _told(vocabulary_draft.keep_latents),
+        reference_latent.latent_rows,
         vocabulary_draft.keep_kv_cost,
     ),
     OpSpec(

@@ -23,6 +23,16 @@ def keep_kv_cost(call: OpCall, bounds: Bounds) -> Cost:
     return costs.rows(bounds.of(call.output.rows), sum(x.width for x in call.inputs), 0, 0)
 
 
+def keep_latents(call: OpCall) -> tuple[Shape, Broken]:
+    """Keep latent rows; nothing comes of it in the step itself."""
+    (latents, *tables), norm, rope = call.inputs, call.weights["norm"], call.integer("rope")
+    rank = latents.width - rope
+    fits = rank >= 1 and rope >= 0 and norm.shape == (rank,) and latents.rows is Dim.TOKENS and call.real("eps") > 0.0
+    fits = fits and all(t.width == rope and rope % 2 == 0 and t.rows is Dim.TOKENS for t in tables)
+    got = f"latents [{latents.rows},{latents.width}], tables {[t.width for t in tables]}, norm {list(norm.shape)}"
+    return (Dim.TOKENS, 0), None if fits else f"{got}; latents [T, rank+{rope}], a table of {rope} columns, norm [rank]"
+
+
 def block_conv(call: OpCall) -> tuple[Shape, Broken]:
     """Mix each row with those before it in its block."""
     x, delta, base = call.inputs[0], call.inputs[1], call.weights["base"]

@@ -326,15 +326,19 @@ class ReferenceExecutor:
             y[a:b] = draft.block_conv(x[a:b], base[side], delta[a:b, side * n : (side + 1) * n], group)
         return y
 
+    def _keep_latents(self, op: OpCall, rows: _Rows, latents: Floats, table: Floats | None = None) -> None:
+        norm, interleaved = self.weight(op.weights["norm"]), bool(op.integer("interleaved"))
+        made = latent.latent_rows(latents, norm, op.real("eps"), table, interleaved=interleaved)[:, None]
+        self.keep(op.integer("layer"), rows, made, made)
+
     def _latent_attention(self, op: OpCall, inputs: Sequence[Floats], rows: _Rows) -> Floats:
         """Keep the step's latent rows and attend as the definition says, with each head's keys and values made."""
         q, latents, *tables = inputs
-        heads, nope, layer = op.integer("heads"), op.integer("nope"), op.integer("layer")
+        nope, layer, sees_block = op.integer("nope"), op.integer("layer"), "sees_block" in op.attrs
         interleaved, table = bool(op.integer("interleaved")), tables[0] if tables else None
-        norm, w = self.weight(op.weights["norm"]), self.weight(op.weights["w"])
-        made = latent.latent_rows(latents, norm, op.real("eps"), table, interleaved=interleaved)[:, None]
-        self.keep(layer, rows, made, made)
-        q = _heads(q, heads)
+        w = self.weight(op.weights["w"])
+        self._keep_latents(op, rows, latents, table)
+        q = _heads(q, op.integer("heads"))
         own_rows = rows.of(op.output.rows)
         if table is not None:
             at = rows.logits_rows if op.output.rows is Dim.ROWS else slice(None)
@@ -344,9 +348,8 @@ class ReferenceExecutor:
         for i, sequence in enumerate(own_rows.sequences):
             own, kept = slice(own_rows.starts[i], own_rows.starts[i + 1]), self._sequences[sequence].keys[layer][:, 0]
             start, scale = own_rows.first_positions[i], op.real("scale")
-            y[own] = latent.latent_attention(q[own], kept, w, start=start, nope=nope, scale=scale).reshape(
-                -1, y.shape[1]
-            )
+            made = latent.latent_attention(q[own], kept, w, start=start, nope=nope, scale=scale, sees_block=sees_block)
+            y[own] = made.reshape(-1, y.shape[1])
         return y
 
     def convolve(self, layer: int, rows: _Rows, x: Floats, w: Floats, bias: Floats | None, act: str) -> Floats:
@@ -486,6 +489,9 @@ class ReferenceExecutor:
             case "keep_kv":
                 n_kv = op.integer("kv_heads")
                 self.keep(op.integer("layer"), rows, _heads(inputs[0], n_kv), _heads(inputs[1], n_kv))
+                return np.empty((len(inputs[0]), 0), np.float32)
+            case "keep_latents":
+                self._keep_latents(op, rows, *inputs)
                 return np.empty((len(inputs[0]), 0), np.float32)
             case "block_conv":
                 x, delta = inputs

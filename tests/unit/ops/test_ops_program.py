@@ -179,6 +179,7 @@ def test_every_op_has_a_tolerance_and_a_cost():
     mixed = mixture(rec, rec.add(x, gated))
     mixed = rec.linear(rec.join(rec.residual_mix([mixed, x], "bias", "bias", 1e-5), rec.given(32)), "joined")
     rec.keep_kv(rec.linear(mixed, "narrow"), rec.linear(mixed, "narrow"), layer=5, kv_heads=2, head_dim=16)
+    rec.keep_latents(rec.linear(mixed, "latents"), layer=6, norm="head_norm", rope=8, eps=1e-6)
     mixed = rec.scale(rec.block_conv(mixed, "taps", rec.linear(mixed, "narrow"), taps=2, group=4), 2.0)
     program = rec.finish(rec.softcap(rec.linear(rec.select_rows(mixed), "head"), 30.0))
     assert {op.op for op in program.ops} == set(VOCABULARY)
