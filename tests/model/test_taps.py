@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny_latent_drafters import tapped
 
 from tiercel.base.errors import UnsupportedModel
 from tiercel.models.registry import build_model
@@ -105,9 +106,48 @@ def test_a_tap_that_is_no_inner_layer_is_refused(taps):
         model.record(tensors_of(tiny_checkpoint(config)), taps=taps)
 
 
-def test_a_model_without_one_stream_refuses_taps_by_name():
-    config = json.loads((FIXTURES.parent / "kimi_k3.json").read_text())["config"]
-    model = build_model(config)
-    with pytest.raises(UnsupportedModel, match=model.info.architecture):
+def banked():
+    config = {"architectures": ["KimiLinearForCausalLM"]}
+    config |= json.loads((FIXTURES.parent / "kimi_k3.json").read_text())["config"]
+    return config, build_model(config)
+
+
+def mixed_after(config, weights, n, norm, proj):
+    """What the first n layers' bank and running row mix to by these weights, by the model cut off there."""
+    lists = {
+        k: [i for i in v if i <= n] if k.endswith("layers") else v for k, v in config["linear_attn_config"].items()
+    }
+    cut = build_model(config | {"num_hidden_layers": n, "linear_attn_config": lists})
+    weights = weights | {"model.output_attn_res_norm.weight": norm, "model.output_attn_res_proj.weight": proj}
+    return hidden_of(cut.record(tensors_of(weights), keeps_hidden=True), weights)
+
+
+def test_a_tap_of_a_model_with_a_bank_is_the_running_row_or_what_the_next_layer_mixes():
+    config, model = banked()
+    weights, every, n_layers = tiny_checkpoint(config), config["attn_res_block_size"], config["num_hidden_layers"]
+    taps, width = tuple(range(-1, n_layers - 1)), config["hidden_size"]
+    rows = {stream: tapped(model, weights, taps, stream, IDS) for stream in ("prefix", "attn_res")}
+    running, mixed = (x.reshape(len(IDS), n_layers, width) for x in rows.values())
+    np.testing.assert_array_equal(running[:, 0], weights["model.embed_tokens.weight"][IDS])
+    np.testing.assert_array_equal(mixed[:, 0], running[:, 0])
+    even = np.zeros((1, width), np.float32)
+    for n in range(1, n_layers):
+        names = (f"model.layers.{n}.self_attention_res_{part}.weight" for part in ("norm", "proj"))
+        expected = mixed_after(config, weights, n, *(weights[name] for name in names))
+        np.testing.assert_allclose(mixed[:, n], expected, rtol=1e-4, atol=1e-5)
+        # Weighed alike, the mixture is the mean of the bank's rows, which are running rows too, and the last one.
+        bank = [running[:, i] for i in range(0, n, every)]
+        mean = mixed_after(config, weights, n, np.ones(width, np.float32), even)
+        np.testing.assert_allclose(running[:, n], (len(bank) + 1) * mean - sum(bank), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_without_one_stream_refuses_taps_that_do_not_say_which_by_name():
+    _, model = banked()
+    with pytest.raises(UnsupportedModel, match=f"{model.info.architecture} has no residual stream"):
         model.check_taps([0])
     model.check_taps([])
+    model.check_taps([-1, 4], "prefix")
+    with pytest.raises(UnsupportedModel, match="tap 5"):
+        model.check_taps([5], "attn_res")
+    with pytest.raises(UnsupportedModel, match="no attn_res stream"):
+        load("qwen3")[1].check_taps([0], "attn_res")

@@ -12,7 +12,7 @@ from tiercel.models.deepseek import latent_projections
 from tiercel.models.fields import ConfigFields
 from tiercel.models.kimi_config import read_kimi
 from tiercel.models.kimi_linear import KimiLinear, Shapes
-from tiercel.models.model import RecordOptions
+from tiercel.models.model import RecordOptions, TapStream
 from tiercel.ops.program import Value
 from tiercel.ops.recorder import Recorder
 
@@ -30,9 +30,9 @@ class KimiK3(KimiLinear):
     """K3's text alone, whose config names itself Kimi Linear; without a residual bank it is that."""
 
     @property
-    def n_tap_layers(self) -> int:
-        """None with a bank: there is no one stream."""
-        return 0 if self.config.residual_size else super().n_tap_layers
+    def tap_streams(self) -> tuple[TapStream, ...]:
+        """With a bank there is no one residual stream, so a drafter says which of two it was trained on."""
+        return ("prefix", "attn_res") if self.config.residual_size else super().tap_streams
 
     def expected_weights(self) -> Shapes:
         """Return the shape of every weight that the forward pass reads, by canonical name."""
@@ -59,6 +59,8 @@ class KimiK3(KimiLinear):
         bank: list[Value] = []
         running = rec.embed(f"{self.prefix}.embed_tokens.weight")
         for i in range(c.n_layers):
+            if options.tap_stream == "prefix":
+                rec.tap(i - 1, running)
             bank, running = self._banked(rec, options, i, bank, running)
         x = self._mixed(rec, f"{self.prefix}.output_attn_res", bank, running)
         x = rec.keep_hidden(x) if rec.keeps_hidden else x
@@ -70,6 +72,8 @@ class KimiK3(KimiLinear):
         """Write layer i and return the bank and the running row after it, of the rows that it passes on."""
         prefix = f"{self.prefix}.layers.{i}"
         h = self._mixed(rec, f"{prefix}.{_RESIDUAL_PARTS[0]}", bank, running)
+        if options.tap_stream == "attn_res":
+            rec.tap(i - 1, h)
         h = self.norm(rec, options, h, f"{prefix}.input_layernorm.weight")
         y = self.attention(rec, options, i, h, {})
         bank, running = [self.kept_rows(rec, i, row) for row in bank], self.kept_rows(rec, i, running)

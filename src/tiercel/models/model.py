@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 
@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from tiercel.models.drafters.interface import DraftModel
 
 
+TapStream = Literal["residual", "prefix", "attn_res"]
+"""What a tap is of: the one residual stream; of a model with a residual bank the running row, which most checkpoints
+call `prefix`, or what the next layer's attention mixes of it and the bank. Without a bank the first two are one.
+"""
+
+
 class RecordOptions(msgspec.Struct, frozen=True):
     """What a forward pass is recorded for. `max_len_tokens` fixes rotary tables that depend on the length."""
 
     max_len_tokens: int
     norm_weights_include_one: bool = False
+    tap_stream: TapStream = "residual"
 
 
 class Tensor(Protocol):
@@ -82,8 +89,13 @@ class Model(ABC):
 
     @property
     def n_tap_layers(self) -> int:
-        """Layers whose residual stream a drafter may read, but for the last; 0: it has none, or not one stream."""
+        """Layers after which a drafter may read a stream, but for the last; 0: it may read none."""
         return 0
+
+    @property
+    def tap_streams(self) -> tuple[TapStream, ...]:
+        """The streams that a drafter may read after its layers."""
+        return "residual", "prefix"
 
     def ends(self) -> tuple[str, str]:
         """Return the names of the embedding and of the head, which a drafter may share.
@@ -100,16 +112,16 @@ class Model(ABC):
         """The bases of its rotations of keys; none where positions are not said so."""
         return frozenset()
 
-    def check_taps(self, taps: Sequence[int]) -> None:
-        """Check that the layers' residual streams can be read; -1 is the embeddings.
+    def check_taps(self, taps: Sequence[int], stream: TapStream = "residual") -> None:
+        """Check that the stream can be read after these layers; -1 is the embeddings.
 
         Raises:
             UnsupportedModel: one cannot; the last layer's never can.
         """
-        n = 0 if self.pooling is not None else self.n_tap_layers
+        n = 0 if self.pooling is not None or stream not in self.tap_streams else self.n_tap_layers
         if taps and not n:
             raise UnsupportedModel(
-                f"models: {self.info.architecture} has no residual stream for drafters; speculate in another way"
+                f"models: {self.info.architecture} has no {stream} stream for drafters; speculate in another way"
             )
         for i in taps:
             if not -1 <= i < n - 1:
@@ -173,11 +185,12 @@ class Model(ABC):
         """
         assert drafter is None or not taps, "taps are for training; a drafter says its own"
         read = taps if drafter is None else drafter.taps
-        self.check_taps(read)
+        stream: TapStream = "residual" if drafter is None else drafter.tap_stream
+        self.check_taps(read, stream)
         keeps_hidden = keeps_hidden or bool(taps) or (drafter is not None and drafter.reads_hidden)
         wanted = self.expected_weights() if drafter is None else self.expected_weights() | drafter.context_weights()
         rec = self._recorder(tensors, wanted, compute_dtype, keeps_hidden=keeps_hidden, taps=read)
-        options = self._options(max_len_tokens, norm_weights_include_one)
+        options = self._options(max_len_tokens, norm_weights_include_one, stream)
         output = self.forward(rec, options)
         if taps:
             rec.give_out(_joined(rec, [*rec.tapped(), *([] if rec.hidden is None else [rec.hidden])]))
@@ -216,9 +229,11 @@ class Model(ABC):
         rec = self._recorder(tensors, wanted, compute_dtype, keeps_hidden=True)
         return rec.finish(self.forward_mtp(rec, self._options(max_len_tokens, norm_weights_include_one), module))
 
-    def _options(self, max_len_tokens: int | None, norm_weights_include_one: bool) -> RecordOptions:
+    def _options(
+        self, max_len_tokens: int | None, norm_weights_include_one: bool, tap_stream: TapStream = "residual"
+    ) -> RecordOptions:
         length = self.info.max_len_tokens if max_len_tokens is None else max_len_tokens
-        return RecordOptions(length, norm_weights_include_one)
+        return RecordOptions(length, norm_weights_include_one, tap_stream)
 
     def _recorder(
         self,

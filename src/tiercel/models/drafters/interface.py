@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from tiercel.base.errors import ConfigError
 from tiercel.models.info import ModelInfo
-from tiercel.models.model import RecordOptions, Tensor
+from tiercel.models.model import RecordOptions, TapStream, Tensor
 from tiercel.ops.program import KvLayer, Program, Value
 from tiercel.ops.recorder import ComputeDtype, Recorder
 
@@ -72,7 +72,12 @@ class DraftModel(ABC):
     @property
     @abstractmethod
     def taps(self) -> tuple[int, ...]:
-        """Target layers, from 0, whose residual stream it reads; -1 is the embeddings. Ascending; () for none."""
+        """Target layers, from 0, after which it reads a stream; -1 is the embeddings. Ascending; () for none."""
+
+    @property
+    def tap_stream(self) -> TapStream:
+        """Which stream that is, of a target that has several."""
+        return "residual"
 
     @property
     @abstractmethod
@@ -97,6 +102,11 @@ class DraftModel(ABC):
     @abstractmethod
     def draft_weights(self) -> Shapes:
         """Return the shape of every tensor of its own, whether ops read it or the head, by canonical name."""
+
+    def may_ignore(self, name: str) -> bool:
+        """Tell whether a tensor of its checkpoint may be left unread, because the target has it too."""
+        del name
+        return False
 
     def shared_weights(self) -> tuple[str, ...]:
         """Return the names of the target's tensors that its draft program reads."""
