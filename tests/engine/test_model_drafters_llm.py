@@ -12,7 +12,7 @@ from test_speculation_llm import CASES, PROMPTS, SMALL, all_of
 from tiercel import LLM, SamplingParams
 from tiercel.base.errors import ConfigError, ModelFileError, ModelNotFound, UnsupportedModel
 from tiercel.testing.fill import tiny_checkpoint
-from tiercel.testing.tiny_drafter import KINDS, write_tiny_drafter
+from tiercel.testing.tiny_drafter import KINDS, write_tiny_drafter, write_tiny_latent_drafter
 from tiercel.testing.tiny_model import CONFIG, LATENT_CONFIG, write_tiny_model
 
 IDS = range(97, 105)
@@ -39,13 +39,16 @@ def of_few_tokens(folder, config):
     return folder
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *MTP])
+@pytest.fixture(scope="module", params=[*KINDS, *MTP, "kimi-k3-dspark"])
 def pair(request, tmp_path_factory):
     """A model's folder, and what is said of its drafter."""
     root, kind = tmp_path_factory.mktemp("pair"), request.param
     if kind in MTP:
         folder = write_tiny_model(root / "model", config=MTP[kind])
         return str(of_few_tokens(folder, MTP[kind])), {"method": "mtp"}
+    if kind == "kimi-k3-dspark":
+        folder = of_few_tokens(write_tiny_model(root / "model", config=KIMI_K3), KIMI_K3)
+        return str(folder), {"model": str(write_tiny_latent_drafter(root / "drafter", folder, IDS))}
     folder = write_tiny_model(root / "model", config=DENSE)
     return str(folder), {"model": str(write_tiny_drafter(root / "drafter", kind, folder, IDS))}
 

@@ -34,7 +34,7 @@ class Pair:
     """A target with a drafter, both by definition."""
 
     def __init__(self, folder, config, tensors, lower=lambda p: p, **target_changes):
-        self.target, self.weights, self.tensors = tiny.target(**target_changes)
+        self.target, self.weights, self.tensors = self.make_target(**target_changes)
         self.drafter = open_drafter(write_drafter(folder, config, tensors), self.target, self.tensors)
         self.model, self.first = self.drafter.model, self.target.info.next_layer
         self.all = {**self.tensors, **self.drafter.tensors}
@@ -43,6 +43,9 @@ class Pair:
         self.draft_program = self.model.record_draft(self.all, first=self.first)
         self.run_target = ReferenceExecutor(lower(self.program), self.floats, max_tokens=64)
         self.run_draft = ReferenceExecutor(lower(self.draft_program), self.floats, max_tokens=64)
+
+    def make_target(self, **changes):
+        return tiny.target(**changes)
 
     def taps(self, ids):
         """The streams that the drafter reads, from a program of its own."""

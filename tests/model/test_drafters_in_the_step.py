@@ -53,10 +53,14 @@ class Ready:
                 self.w[part] *= 4
         self.target, self.weights, tensors = tiny.target()
         self.drafter = open_drafter(write_drafter(folder, self.config, self.w), self.target, tensors)
+        self.record(tensors, format)
+
+    def record(self, tensors, format):
         self.model = self.drafter.model
         self.tensors = {**tensors, **self.drafter.tensors}
-        planned = {n: SimpleNamespace(shape=t.shape, format=format if t.shape[1:] else Format.F32)
-            for n, t in self.tensors.items() if len(t.shape) < 3}  # fmt: skip
+        flat = {n: t.shape for n, t in self.tensors.items() if len(t.shape) < 3}
+        formats = {n: format if s[1:] and s[1] % 32 == 0 else Format.F32 for n, s in flat.items()}
+        planned = {n: SimpleNamespace(shape=s, format=formats[n]) for n, s in flat.items()}
         planned = self.tensors | planned | self.drafter.planned(None if format is Format.F32 else format)
         self.program = lower_and_fuse(self.target.record(planned, drafter=self.model))
         self.draft_program = lower_and_fuse(self.model.record_draft(planned, first=self.target.info.next_layer))
@@ -77,7 +81,8 @@ class Ready:
         rows = (model.n_block_rows, model.first_logits_row, model.mask_token_id)
         drafting = Drafting((self.draft_program,), model.kind, self.n, head, *rows) if drafts else None
         store = PackedWeightStore(self.tensors, expand_to_f32=False, n_threads=1)
-        capacity, settings = Capacity(16, 1, 16, 64, 3), NativeSettings(64, 64, "float32", n_threads)
+        capacity = Capacity(16, 1, 16, 64, 3, n_snapshots=2, snapshot_spacing_tokens=16)
+        settings = NativeSettings(64, 64, "float32", n_threads, max_draft_rows=24)
         return NativeRunner(self.program, store, capacity, settings, drafting=drafting)
 
     def taps(self, ids):

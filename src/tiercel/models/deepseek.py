@@ -57,7 +57,9 @@ _LATENT_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(DecoderConfig):
-    """What latent attention adds. `q_rank` 0: one matrix makes the queries. `head_dim` is a key's."""
+    """What latent attention adds. `q_rank` 0: one matrix makes the queries. `head_dim` is a key's. `latent_eps` is that
+    of the norms of both small rows.
+    """
 
     q_rank: int
     rank: int
@@ -65,6 +67,7 @@ class LatentConfig(DecoderConfig):
     rope: int
     v_dim: int
     is_interleaved: bool
+    latent_eps: float = _LATENT_EPS
 
 
 class DeepseekV3(Decoder):
@@ -265,7 +268,7 @@ def latent_projections(rec: Recorder, c: LatentConfig, prefix: str, h: Value) ->
 
     if c.q_rank:
         small = rec.linear(h, f"{prefix}.q_a_proj.weight", bias=bias("q_a_proj"))
-        small = rec.rms_norm(small, f"{prefix}.q_a_layernorm.weight", _LATENT_EPS)
+        small = rec.rms_norm(small, f"{prefix}.q_a_layernorm.weight", c.latent_eps)
         q = rec.linear(small, f"{prefix}.q_b_proj.weight")
     else:
         q = rec.linear(h, f"{prefix}.q_proj.weight")
@@ -273,7 +276,14 @@ def latent_projections(rec: Recorder, c: LatentConfig, prefix: str, h: Value) ->
 
 
 def latent_attention(
-    rec: Recorder, c: LatentConfig, prefix: str, made: tuple[Value, Value], *, layer: int, table: Value | None
+    rec: Recorder,
+    c: LatentConfig,
+    prefix: str,
+    made: tuple[Value, Value],
+    *,
+    layer: int,
+    table: Value | None,
+    sees_block: bool = False,
 ) -> Value:
     """Write the attention of `latent_projections`' values, whose queries may be fewer; no table: without positions."""
     return rec.latent_attention(
@@ -282,10 +292,11 @@ def latent_attention(
         norm=f"{prefix}.kv_a_layernorm.weight",
         weight=f"{prefix}.kv_b_proj.weight",
         sizes=LatentSizes(c.n_heads, c.nope, c.rope, c.v_dim),
-        eps=_LATENT_EPS,
+        eps=c.latent_eps,
         scale=c.attention_scale,
         table=table,
         interleaved=c.is_interleaved,
+        sees_block=sees_block,
     )
 
 

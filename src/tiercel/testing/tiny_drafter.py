@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from tiercel.models.drafters.checkpoint import read_drafter
 from tiercel.models.drafters.config import in_one_form
-from tiercel.models.drafters.dflash import DFlash
-from tiercel.models.drafters.dflash2 import DFlash2
-from tiercel.models.drafters.dspark import DSpark
-from tiercel.models.drafters.eagle3 import Eagle3
 from tiercel.models.registry import build_model
 from tiercel.testing.fill import fill_by_name
 
 KINDS = ("dflash", "dflash2", "dspark", "eagle3")
-_CLASSES: Mapping[str, Any] = {"dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark, "eagle3": Eagle3}
 _BLOCK = {"num_hidden_layers": 2, "block_size": 5}
 _FIELDS: Mapping[str, dict[str, Any]] = {
     "dflash": {"architectures": ["DFlashDraftModel"], **_BLOCK},
@@ -44,8 +41,6 @@ _OPTIONAL = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 def write_tiny_drafter(folder: Path, kind: str, target: Path, token_ids: Sequence[int], **changes: Any) -> Path:
     """Write a drafter of the kind for the model in `target`, which drafts only `token_ids`, ascending."""
-    from safetensors.numpy import save_file
-
     theirs = json.loads((target / "config.json").read_text("utf-8"))
     n_layers = theirs["num_hidden_layers"]
     config = {
@@ -67,15 +62,63 @@ def write_tiny_drafter(folder: Path, kind: str, target: Path, token_ids: Sequenc
         **_FIELDS[kind],
         **changes,
     }
-    model = _CLASSES[kind].from_config(
-        in_one_form(config)[1],
-        build_model(theirs),
-        frozenset(("d2t", "lm_head.weight", *(f"layers.0.{name}" for name in _OPTIONAL))),
-    )
+    names = ("d2t", "lm_head.weight", *(f"layers.0.{name}" for name in _OPTIONAL))
+    d2t = np.asarray(token_ids, np.int64) - np.arange(len(token_ids))
+    return _write(folder, config, theirs, names, {"d2t": d2t})
+
+
+def write_tiny_latent_drafter(folder: Path, target: Path, token_ids: Sequence[int], **changes: Any) -> Path:
+    """Write a DSpark drafter in Kimi K3's layout for the model in `target`; its bias is for `token_ids` alone.
+
+    Its head is the target's, with all of the vocabulary.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    theirs = json.loads((target / "config.json").read_text("utf-8"))
+    n_layers, vocab = theirs["num_hidden_layers"], theirs["vocab_size"]
+    config = {
+        "architectures": ["K3DSparkModel"],
+        "model_type": "k3_dspark",
+        "hidden_size": theirs["hidden_size"],
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "vocab_size": vocab,
+        "max_position_embeddings": theirs["max_position_embeddings"],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 50000.0,
+        "target_layer_ids": list(range(n_layers - 1))[-3:],
+        "mask_token_id": vocab - 1,
+        "markov_rank": 8,
+        "enable_confidence_head": True,
+        **changes,
+    }
+    names = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+    folder = _write(folder, config, theirs, names, {})
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    others = np.setdiff1d(np.arange(vocab), np.asarray(token_ids))
+    tensors["markov_head.markov_w2.weight"][others] = 0.0
+    save_file(tensors, str(file))
+    return folder
+
+
+def _write(
+    folder: Path, config: dict[str, Any], theirs: Any, names: Sequence[str], more: Mapping[str, npt.NDArray[Any]]
+) -> Path:
+    """Write the folder of a drafter whose tensors follow from their names, and `more`."""
+    from safetensors.numpy import save_file
+
+    kind, flat = in_one_form(config)
+    model = read_drafter(kind, flat, build_model(theirs), frozenset(names))
     tensors = {name: fill_by_name(name, shape) for name, shape in model.draft_weights().items()}
     tensors = {name.removeprefix("draft."): w for name, w in tensors.items() if name.startswith("draft.")}
-    d2t = np.asarray(token_ids, np.int64) - np.arange(len(token_ids))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file({**tensors, "d2t": d2t}, str(folder / "model.safetensors"))
+    save_file({**tensors, **more}, str(folder / "model.safetensors"))
     return folder

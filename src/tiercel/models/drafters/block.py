@@ -16,7 +16,7 @@ from typing import ClassVar
 from tiercel.models.drafters.config import DraftLayers, read_layers
 from tiercel.models.drafters.interface import DraftModel, HeadSpec, Shapes
 from tiercel.models.drafters.layers import attention, feed_forward, joined, keyed, layer_prefix, projected, rope_table
-from tiercel.models.fields import ConfigFields
+from tiercel.models.fields import ConfigFields, Required
 from tiercel.models.model import Model, RecordOptions, Tensor
 from tiercel.ops.program import KvLayer, Program, Value
 from tiercel.ops.recorder import ComputeDtype, Recorder
@@ -25,13 +25,19 @@ _MAX_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockConfig:
-    """What a block drafter adds to its layers. `embedding` and `head` are tensors' names, its own or the target's."""
+class BlockRows:
+    """The rows of a block: how many, whether the last token's foretells the next, and the token of the others."""
 
-    layers: DraftLayers
     n_rows: int
     samples_from_anchor: bool
     mask_token_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig(BlockRows):
+    """What a block drafter adds to its layers. `embedding` and `head` are tensors' names, its own or the target's."""
+
+    layers: DraftLayers
     windows: tuple[int, ...]
     is_causal: tuple[bool, ...]
     input_scale: float
@@ -41,24 +47,17 @@ class BlockConfig:
     head: str
 
 
-class BlockDrafter(DraftModel):
-    """The backbone. Subclasses read their heads' fields, and may wrap a layer's two parts."""
+class MaskedBlock(DraftModel):
+    """A drafter of one pass over a block of masks, whatever its layers are."""
 
     kind = "block"
     architecture: ClassVar[str]
-
-    def __init__(self, config: BlockConfig) -> None:
-        self.config = config
+    config: BlockRows
 
     @property
     def name(self) -> str:
         """What it is called."""
         return self.architecture
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Target layers whose residual stream it reads."""
-        return self.config.layers.taps
 
     @property
     def n_draft_max(self) -> int:
@@ -79,6 +78,20 @@ class BlockDrafter(DraftModel):
     def mask_token_id(self) -> int:
         """The masks' token; -1: a learned vector."""
         return self.config.mask_token_id
+
+
+class BlockDrafter(MaskedBlock):
+    """The backbone. Subclasses read their heads' fields, and may wrap a layer's two parts."""
+
+    config: BlockConfig
+
+    def __init__(self, config: BlockConfig) -> None:
+        self.config = config
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose residual stream it reads."""
+        return self.config.layers.taps
 
     def draft_weights(self) -> Shapes:
         """Return the shape of every tensor of its own."""
@@ -196,16 +209,13 @@ def read_block(
     windows, is_causal = _read_windows(fields, layers.n_layers, sliding_is_causal=sliding_is_causal)
     softcap = fields.positive("final_logit_softcapping") if fields.has("final_logit_softcapping") else 0.0
     fields.raw("final_logit_softcapping")
-    n_rows, from_anchor = fields.size("block_size"), fields.flag("sample_from_anchor", default=anchor_default)
-    least = 1 if from_anchor else 2
-    if not least <= n_rows <= _MAX_ROWS:
-        raise fields.broken("block_size", n_rows, f"{least} to {_MAX_ROWS} rows")
+    rows = read_rows(fields, layers.vocab_size, names, anchor_default=anchor_default)
     has_head = layers.has_d2t or "lm_head.weight" in names
     return BlockConfig(
         layers=layers,
-        n_rows=n_rows,
-        samples_from_anchor=from_anchor,
-        mask_token_id=_read_mask(fields, layers, names),
+        n_rows=rows.n_rows,
+        samples_from_anchor=rows.samples_from_anchor,
+        mask_token_id=rows.mask_token_id,
         windows=windows,
         is_causal=is_causal,
         input_scale=fields.positive("input_embedding_scale", 1.0),
@@ -216,15 +226,24 @@ def read_block(
     )
 
 
-def _read_mask(fields: ConfigFields, layers: DraftLayers, names: frozenset[str]) -> int:
-    given = fields.raw("mask_token_id")
+def read_rows(
+    fields: ConfigFields, n_vocab: int, names: frozenset[str], *, anchor_default: bool, usual_n: object = Required
+) -> BlockRows:
+    """Read what a block's rows are.
+
+    Raises:
+        ModelFileError: there are too many or none, or the masks' token is none of the vocabulary's.
+    """
+    n_rows, from_anchor = fields.size("block_size", usual_n), fields.flag("sample_from_anchor", default=anchor_default)
+    least = 1 if from_anchor else 2
+    if not least <= n_rows <= _MAX_ROWS:
+        raise fields.broken("block_size", n_rows, f"{least} to {_MAX_ROWS} rows")
+    mask = fields.raw("mask_token_id")
     if "mask_embedding" in names:
-        return -1
-    if type(given) is not int or not 0 <= given < layers.vocab_size:
-        raise fields.broken(
-            "mask_token_id", given, f"a token 0 to {layers.vocab_size - 1}, or a tensor mask_embedding,"
-        )
-    return given
+        mask = -1
+    elif type(mask) is not int or not 0 <= mask < n_vocab:
+        raise fields.broken("mask_token_id", mask, f"a token 0 to {n_vocab - 1}, or a tensor mask_embedding,")
+    return BlockRows(n_rows=n_rows, samples_from_anchor=from_anchor, mask_token_id=mask)
 
 
 def _read_windows(

@@ -6,7 +6,7 @@ Everything that can be wrong between a drafter and a target is refused here, by 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tiercel.base.errors import ModelFileError
 from tiercel.loaders.checkpoint import Tensor
@@ -15,6 +15,7 @@ from tiercel.models.drafters.config import WHERE, in_one_form
 from tiercel.models.drafters.dflash import DFlash
 from tiercel.models.drafters.dflash2 import DFlash2
 from tiercel.models.drafters.dspark import DSpark
+from tiercel.models.drafters.dspark_mla import DSparkMla
 from tiercel.models.drafters.eagle3 import Eagle3
 from tiercel.models.drafters.interface import DraftModel
 from tiercel.models.drafters.mtp import Mtp
@@ -32,6 +33,8 @@ _KINDS: Mapping[str, type[DFlash | DFlash2 | DSpark | Eagle3]] = {
     "dspark": DSpark,
     "eagle3": Eagle3,
 }
+# A published layout of a kind that is another class.
+_LAYOUTS: Mapping[str, type[DSparkMla]] = {"K3DSparkModel": DSparkMla}
 _HEAD = "draft.lm_head.weight"
 # What a drafter's float matrices are rounded to, whatever the target's are: drafts come as often, and a pass takes half
 # of the time (docs/log.md).
@@ -111,10 +114,11 @@ def open_drafter(path: Path, target: Model, target_tensors: Mapping[str, Tensor]
     files = open_draft_files(path)
     try:
         kind, config = in_one_form(files.config)
-        model: DraftModel = _KINDS[kind].from_config(config, target, frozenset(files.tensors))
+        model = read_drafter(kind, config, target, frozenset(files.tensors))
         head = model.head()
         d2t = _checked_d2t(files, head.n_vocab, target.info.vocab_size, is_needed=head.d2t is not None)
         tensors = {f"draft.{name}": tensor for name, tensor in files.tensors.items()}
+        tensors = {name: tensor for name, tensor in tensors.items() if not model.may_ignore(name)}
         wanted = model.draft_weights()
         if _HEAD in wanted and _HEAD not in tensors and files.target_ids is not None:
             tensors[_HEAD] = _rows_of(target_tensors[target.ends()[1]], files.target_ids)
@@ -127,6 +131,18 @@ def open_drafter(path: Path, target: Model, target_tensors: Mapping[str, Tensor]
     except BaseException:
         files.checkpoint.close()
         raise
+
+
+def read_drafter(kind: str, config: Mapping[str, Any], target: Model, names: frozenset[str]) -> DraftModel:
+    """Return the drafter that a config in one form says; `names` are its checkpoint's tensors, as published.
+
+    Raises:
+        ModelFileError, UnsupportedModel: as `open_drafter`.
+    """
+    said = config.get("architectures")
+    layout = _LAYOUTS.get(said[0]) if isinstance(said, list) and said and isinstance(said[0], str) else None
+    made: DraftModel = (layout or _KINDS[kind]).from_config(config, target, names)
+    return made
 
 
 def open_mtp(target: Model, target_tensors: Mapping[str, Tensor], n_draft: int | None = None) -> DraftCheckpoint:

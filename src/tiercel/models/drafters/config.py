@@ -13,7 +13,7 @@ from typing import Any
 from tiercel.base.errors import ModelFileError, UnsupportedModel
 from tiercel.models.decoder import default_scale, read_activation, read_n_layers
 from tiercel.models.fields import ConfigFields
-from tiercel.models.model import Model
+from tiercel.models.model import Model, TapStream
 from tiercel.models.rope import RopeParameters, read_rope
 
 WHERE = "drafter's config"
@@ -24,6 +24,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "DFlash2DraftModel": "dflash2",
         "DSparkDraftModel": "dspark",
         "Qwen3DSparkModel": "dspark",
+        "K3DSparkModel": "dspark",
         "Eagle3DraftModel": "eagle3",
         "Eagle3Speculator": "eagle3",
         "Eagle3LlamaForCausalLM": "eagle3",
@@ -204,18 +205,7 @@ def read_layers(
     if not fields.has("head_dim") and hidden % n_heads:
         raise fields.broken("hidden_size", hidden, f"head_dim, or a multiple of num_attention_heads {n_heads},")
     head_dim = fields.size("head_dim", hidden // n_heads)
-    target_size = fields.size("target_hidden_size", hidden)
-    if target_size != info.hidden_size:
-        name = "target_hidden_size" if fields.has("target_hidden_size") else "hidden_size"
-        raise fields.broken(name, target_size, f"{info.hidden_size}, the hidden size of this target,")
-    vocab = fields.size("vocab_size")
-    draft_vocab = fields.size("draft_vocab_size", vocab)
-    wanted = fields.size("target_vocab_size", vocab)
-    if wanted != info.vocab_size:
-        name = "target_vocab_size" if fields.has("target_vocab_size") else "vocab_size"
-        raise fields.broken(name, wanted, f"{info.vocab_size}, the vocabulary of this target,")
-    if draft_vocab > info.vocab_size:
-        raise fields.broken("draft_vocab_size", draft_vocab, f"at most the target's {info.vocab_size}")
+    target_size, draft_vocab = read_ends(fields, target, hidden)
     max_position = fields.size("max_position_embeddings", info.max_len_tokens)
     rope = read_rope(fields, head_dim=head_dim, max_position=max_position, default_theta=10000.0)
     _check_rotation(fields, rope, target, own_base=own_base)
@@ -236,7 +226,7 @@ def read_layers(
         has_o_bias=bias,
         has_mlp_bias=fields.flag("mlp_bias", default=False),
         has_qk_norm=fields.flag("use_qk_norm", default=has_norm),
-        taps=_read_taps(fields, target, usual_taps),
+        taps=read_taps(fields, target, usual_taps),
         target_size=target_size,
         vocab_size=info.vocab_size,
         draft_vocab_size=draft_vocab,
@@ -251,13 +241,42 @@ def _check_rotation(fields: ConfigFields, rope: RopeParameters, target: Model, *
         raise fields.broken("rope_theta", rope.theta, f"{shown}, as this target has,")
 
 
-def _read_taps(fields: ConfigFields, target: Model, usual: list[int] | None) -> tuple[int, ...]:
+def read_ends(fields: ConfigFields, target: Model, hidden: int) -> tuple[int, int]:
+    """Read the hidden size of the target that it is of, and its own vocabulary; `hidden` is its own hidden size.
+
+    Raises:
+        ModelFileError: it is of another target.
+    """
+    info = target.info
+    target_size = fields.size("target_hidden_size", hidden)
+    if target_size != info.hidden_size:
+        name = "target_hidden_size" if fields.has("target_hidden_size") else "hidden_size"
+        raise fields.broken(name, target_size, f"{info.hidden_size}, the hidden size of this target,")
+    vocab = fields.size("vocab_size")
+    draft_vocab = fields.size("draft_vocab_size", vocab)
+    wanted = fields.size("target_vocab_size", vocab)
+    if wanted != info.vocab_size:
+        name = "target_vocab_size" if fields.has("target_vocab_size") else "vocab_size"
+        raise fields.broken(name, wanted, f"{info.vocab_size}, the vocabulary of this target,")
+    if draft_vocab > info.vocab_size:
+        raise fields.broken("draft_vocab_size", draft_vocab, f"at most the target's {info.vocab_size}")
+    return target_size, draft_vocab
+
+
+def read_taps(
+    fields: ConfigFields, target: Model, usual: list[int] | None = None, stream: TapStream = "residual"
+) -> tuple[int, ...]:
+    """Read the target's layers that it reads a stream of.
+
+    Raises:
+        ModelFileError: they are no list of layers that can be tapped.
+    """
     taps = fields.raw("target_layer_ids")
     taps = usual if taps is None else taps
     if not isinstance(taps, list) or not taps or any(type(i) is not int for i in taps):
         raise fields.broken("target_layer_ids", taps, "a list of layers")
     try:
-        target.check_taps(taps)
+        target.check_taps(taps, stream)
     except UnsupportedModel as error:
         raise ModelFileError(f"{WHERE}: target_layer_ids is {taps}: {error}") from None
     return tuple(taps)
