@@ -254,7 +254,8 @@ def test_every_family_of_targets_keeps_context_whatever_the_chunks(name):
     target, weights = build_model(config), tiny_checkpoint(config)
     tensors, width = float_tensors(weights), target.info.hidden_size
     theta = next(iter(target.rope_thetas), 10000.0)
-    config = draft_config("dflash", hidden_size=width, vocab_size=target.info.vocab_size, rope_theta=theta)
+    sizes = {"hidden_size": width, "vocab_size": target.info.vocab_size, "num_target_layers": target.n_tap_layers}
+    config = draft_config("dflash", **sizes, rope_theta=theta)
     config["dflash_config"] = {"target_layer_ids": [-1, 1], "mask_token_id": 1}
     model = DFlash.from_config(in_one_form(config)[1], target, frozenset())
     own = {n: fill_by_name(n, shape) for n, shape in model.draft_weights().items()}
