@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.numpy import load_file, save_file
 from test_kimi_llm import KIMI_K3
-from test_more_models_llm import LING
+from test_more_models_llm import LFM2, LING
 from test_recurrent_llm import TEXT as QWEN3_5
 from test_speculation_llm import CASES, PROMPTS, SMALL, all_of
 
@@ -27,6 +27,14 @@ MTP = {
     "kimi-k3": KIMI_K3 | {"num_nextn_predict_layers": 1},
     "kimi-k3-2": KIMI_K3 | {"num_nextn_predict_layers": 2},
 }
+# Each kind beside states and beside latent rows; LING has both.
+ON_OTHERS = {
+    "dflash2-lfm2": LFM2,
+    "dflash2-deepseek": LATENT_CONFIG | {"num_hidden_layers": 4},
+    "dspark-qwen3.5": QWEN3_5,
+    "dspark-deepseek": LATENT_CONFIG | {"num_hidden_layers": 4},
+    "eagle3-ling": LING,
+}
 TURN = SamplingParams(temperature=0.7, seed=2, max_tokens=45, ignore_eos=True, logprobs=1, allowed_token_ids=list(IDS))
 
 
@@ -39,7 +47,7 @@ def of_few_tokens(folder, config):
     return folder
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *MTP, "kimi-k3-dspark"])
+@pytest.fixture(scope="module", params=[*KINDS, *ON_OTHERS, *MTP, "kimi-k3-dspark"])
 def pair(request, tmp_path_factory):
     """A model's folder, and what is said of its drafter."""
     root, kind = tmp_path_factory.mktemp("pair"), request.param
@@ -49,8 +57,8 @@ def pair(request, tmp_path_factory):
     if kind == "kimi-k3-dspark":
         folder = of_few_tokens(write_tiny_model(root / "model", config=KIMI_K3), KIMI_K3)
         return str(folder), {"model": str(write_tiny_latent_drafter(root / "drafter", folder, IDS))}
-    folder = write_tiny_model(root / "model", config=DENSE)
-    return str(folder), {"model": str(write_tiny_drafter(root / "drafter", kind, folder, IDS))}
+    folder = write_tiny_model(root / "model", config=ON_OTHERS.get(kind, DENSE))
+    return str(folder), {"model": str(write_tiny_drafter(root / "drafter", kind.split("-")[0], folder, IDS))}
 
 
 @pytest.fixture(scope="module")

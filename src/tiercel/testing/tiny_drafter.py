@@ -54,7 +54,7 @@ def write_tiny_drafter(folder: Path, kind: str, target: Path, token_ids: Sequenc
         "draft_vocab_size": len(token_ids),
         "max_position_embeddings": theirs["max_position_embeddings"],
         "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
+        "rope_theta": min(build_model(theirs).rope_thetas, default=10000.0),
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "target_layer_ids": list(range(-1, n_layers - 1))[-3:],
