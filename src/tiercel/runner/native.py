@@ -139,7 +139,7 @@ class NativeRunner:
             state_bytes=sum(layer.nbytes for layer in program.state_layers),
             n_snapshots=len(self._saved_at),
             snapshot_spacing_tokens=capacity.snapshot_spacing_tokens,
-            has_kv=bool(program.kv_layers) or not program.state_layers,
+            has_kv=bool(self._pool) or not program.state_layers,
             takes_drafts=not program.is_pooling and (not program.state_layers or settings.max_draft_rows > 0),
             n_draft_max=0 if drafting is None else drafting.n_draft_max,
             draft_reach_tokens=0 if drafting is None else drafting.reach_tokens,
