@@ -7,7 +7,8 @@ from test_recurrent_llm import TEXT as RECURRENT
 from test_speculation_llm import CASES, SMALL, all_of
 
 from tiercel import LLM
-from tiercel.base.errors import ConfigError
+from tiercel.base import machine
+from tiercel.base.errors import ConfigError, OutOfPages
 from tiercel.testing.tiny_model import ATTENTION_FREE_CONFIG, write_tiny_model
 
 # Two layers less alike than two models of a family, and yet they agree now and then.
@@ -129,7 +130,11 @@ def test_a_draft_model_of_another_vocabulary_drafts(folder, plain, tmp_path):
         ({"num_speculative_tokens": 513}, {}, "num_speculative_tokens"),
         ({"quantization": "q9"}, {}, "quantization"),
         ({"prompt_lookup_max": 3}, {}, "prompt_lookup_max"),
-        ({"kv_cache_memory_bytes": 1}, {}, "kv pool"),
+        (
+            {"kv_cache_memory_bytes": 1},
+            {},
+            r"speculative_config\.model: .*: kv pool: 0 pages .* fit in speculative_config\.kv_cache_memory_bytes",
+        ),
     ],
 )
 def test_bad_settings_are_refused_by_name(folder, config, more, match):
@@ -152,6 +157,34 @@ def test_a_draft_model_that_cannot_draft_for_the_target_is_refused_by_name(folde
     with pytest.raises(ConfigError, match=match) as caught:
         LLM(folder, speculative_config=config_of(str(made)), **SMALL)
     assert "speculative_config.model" in str(caught.value)
+
+
+def test_both_pools_must_fit_the_memory_together(folder, monkeypatch):
+    """Each fits alone."""
+    with LLM(folder, speculative="off", **SMALL) as llm:
+        n_bytes = llm.engine.plan.capacity.nbytes
+    monkeypatch.setattr(machine, "available_bytes", lambda: n_bytes * 3 // 2)
+    pool = {"kv_cache_memory_bytes": n_bytes}
+    with LLM(folder, speculative="off", **SMALL, **pool) as llm:
+        assert llm.engine.plan.capacity.nbytes == n_bytes
+    with pytest.raises(
+        OutOfPages, match=r"speculative_config\.model: .*speculative_config\.kv_cache_memory_bytes="
+    ) as found:
+        LLM(folder, speculative_config=config_of(folder, **pool), **SMALL, **pool)
+    assert "beside the target's" in str(found.value)
+
+
+def test_a_draft_model_whose_arrays_do_not_fit_is_named(folder, monkeypatch):
+    from tiercel.boot import draft_model
+
+    def no_memory(plan):
+        raise OutOfPages("memory: all is taken; lower kv_cache_memory_bytes")
+
+    monkeypatch.setattr(draft_model, "build_runner", no_memory)
+    with pytest.raises(
+        OutOfPages, match=r"speculative_config\.model: .*lower speculative_config\.kv_cache_memory_bytes"
+    ):
+        LLM(folder, speculative_config=config_of(folder), **SMALL)
 
 
 def write_unknown(folder, changes):

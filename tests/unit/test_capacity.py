@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiercel.base.errors import ConfigError, OutOfPages
-from tiercel.runner.capacity import divide, pages_for, plan, snapshot_spacing
+from tiercel.runner.capacity import Beside, divide, pages_for, plan, snapshot_spacing
 
 MIB = 1 << 20
 
@@ -170,6 +170,47 @@ def test_the_line_at_start_names_snapshots_and_their_spacing():
 def test_snapshots_larger_than_memory_are_refused_with_both_sizes():
     with pytest.raises(OutOfPages, match=r"pages of .* and .* snapshots of 4\.00 MiB"):
         capacity(**STATE, model_len_tokens=8192, pool_bytes=1 << 40, available_bytes=60 * MIB)
+
+
+# What drafting takes.
+
+
+def test_a_pool_that_nobody_sized_leaves_room_for_drafting():
+    found = capacity(available_bytes=16 * MIB, beside=Beside(drafting_bytes=4 * MIB))
+    assert found.n_pages == (16 - 4) * MIB // 4 // (16 * 1024)
+    assert capacity(beside=Beside(drafting_bytes=4 * MIB)).n_pages == capacity().n_pages
+
+
+@pytest.mark.parametrize("drafting_mib", [1, 3, 40])
+def test_drafting_that_nobody_asked_for_refuses_nothing_and_shortens_no_sequence(drafting_mib):
+    sizes = {"beside": Beside(drafting_bytes=drafting_mib * MIB), "available_bytes": 4 * MIB}
+    assert capacity(**sizes, max_model_len=2048).n_pages == 128
+    assert capacity(**sizes).max_len_tokens == 2048
+    assert capacity(**sizes, pool_bytes=4 * MIB).n_pages == 256
+
+
+def test_drafting_that_was_asked_for_is_not_free_for_a_pool():
+    sizes = {"beside": Beside(drafting_bytes=3 * MIB, is_drafting_asked=True)}
+    assert capacity(**sizes, available_bytes=11 * MIB, pool_bytes=8 * MIB).n_pages == 512
+    with pytest.raises(OutOfPages, match=r"10 MiB of memory are free beside 3 MiB for drafting .*speculative=off"):
+        capacity(**sizes, available_bytes=13 * MIB, pool_bytes=16 * MIB, max_num_seqs=8)
+    with pytest.raises(OutOfPages, match=r"drafting: takes up to 3 MiB .* 2 MiB of memory are free.*speculative=off"):
+        capacity(**sizes, available_bytes=2 * MIB)
+
+
+def test_drafting_that_was_asked_for_makes_a_default_length_shorter_before_it_is_refused():
+    asked = Beside(drafting_bytes=2 * MIB, is_drafting_asked=True)
+    assert capacity(available_bytes=4 * MIB, beside=asked).max_len_tokens == 1024
+
+
+def test_the_line_at_start_names_drafting_where_it_is_worth_a_word():
+    assert capacity(beside=Beside(drafting_bytes=120 * MIB)).describe().endswith("fit at once; drafting: up to 120 MiB")
+    assert "drafting" not in capacity(beside=Beside(drafting_bytes=1000)).describe()
+
+
+def test_all_bytes_are_pages_states_snapshots_and_drafting():
+    found = capacity(**STATE, model_len_tokens=8192, beside=Beside(drafting_bytes=5 * MIB))
+    assert found.nbytes == used_bytes(found) + 4 * 4 * MIB + 5 * MIB
 
 
 @given(

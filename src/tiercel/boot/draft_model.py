@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tiercel.base.errors import ConfigError, DownloadError, ModelFileError, ModelNotFound, UnsupportedModel
+from tiercel.base.errors import ConfigError, DownloadError, ModelFileError, ModelNotFound, OutOfPages, UnsupportedModel
+from tiercel.base.units import MIB
 from tiercel.boot.plan import Plan, make_plan
 from tiercel.boot.runner import build_runner
 from tiercel.boot.speculation import speculation_settings
@@ -47,15 +48,23 @@ def plan_draft_model(plan: Plan) -> Plan | None:
     )
     where = f"speculative_config.model: {settings.model}"
     try:
-        draft = make_plan(options)
+        draft = make_plan(options, promised_bytes=plan.capacity.nbytes)
     except (ConfigError, DownloadError, ModelNotFound, ModelFileError, UnsupportedModel) as error:
         raise ConfigError(f"{where}: {error}") from error
+    except OutOfPages as error:
+        raise _out_of_pages(where, plan, error) from error
     try:
         _check(where, draft, n_tokens)
     except BaseException:
         draft.checkpoint.close()
         raise
     return draft
+
+
+def _out_of_pages(where: str, plan: Plan, error: OutOfPages) -> OutOfPages:
+    """Say whose memory is short. One size is the draft model's own; the others are its target's."""
+    text = str(error).replace("kv_cache_memory_bytes", "speculative_config.kv_cache_memory_bytes")
+    return OutOfPages(f"{where}, beside the target's {plan.capacity.nbytes / MIB:,.0f} MiB: {text}")
 
 
 def _check(where: str, draft: Plan, n_tokens: int) -> None:
@@ -79,12 +88,15 @@ def _check(where: str, draft: Plan, n_tokens: int) -> None:
 def make_draft_model(plan: Plan, draft: Plan, tokenizer: "Tokenizer | None") -> "DraftModelDrafter":
     """Build the draft model's runner. `tokenizer`: the target's.
 
-    Raises: ConfigError: the vocabularies have too little in common.
+    Raises: ConfigError: the vocabularies have too little in common. OutOfPages: there is not the memory.
     """
     from tiercel.spec.drafters.draft_model import DraftModelDrafter
 
     vocabulary = _vocabulary(plan, draft, tokenizer)
-    runner = build_runner(draft)
+    try:
+        runner = build_runner(draft)
+    except OutOfPages as error:
+        raise _out_of_pages(f"speculative_config.model: {draft.options.model}", plan, error) from error
     return DraftModelDrafter(
         runner, target_vocab_size=plan.info.vocab_size, vocabulary=vocabulary, on_close=draft.checkpoint.close
     )

@@ -1,18 +1,21 @@
 """A drafter that is a model, beside the model that it drafts for: found, checked, and recorded."""
 
 import logging
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tiercel.base.config import EngineOptions
 from tiercel.base.errors import ConfigError, ModelFileError, UnsupportedModel
 from tiercel.hub.resolve import resolve
+from tiercel.quant.formats import Format
 
 if TYPE_CHECKING:
     from tiercel.loaders.checkpoint import Checkpoint
     from tiercel.models.drafters.checkpoint import DraftCheckpoint
     from tiercel.models.drafters.interface import DraftModel
+    from tiercel.models.info import ModelInfo
     from tiercel.models.model import Model
     from tiercel.ops.lowered import Lowered
     from tiercel.runner.drafting import Drafting
@@ -101,6 +104,51 @@ def usual_number(drafter: "DraftModel") -> int:
     """
     n_chained = drafter.n_modules if drafter.n_modules > 1 else _N_CHAINED
     return drafter.n_draft_max if drafter.kind == "block" else min(n_chained, drafter.n_draft_max)
+
+
+def n_draft_of(settings: "SpeculationSettings", drafter: "DraftModel") -> int:
+    """Return how many drafts are made of a sequence."""
+    return settings.n_tokens_max if settings.says_n_tokens else usual_number(drafter)
+
+
+def drafting_bytes_of(
+    options: EngineOptions,
+    settings: "SpeculationSettings",
+    info: "ModelInfo",
+    n_slots: int,
+    opened: "DraftCheckpoint | None",
+) -> int:
+    """Return the most bytes that drafting takes beside the pages; see `runner.draft_memory`.
+
+    A model that drafts between the steps is not in it: it has a plan of its own.
+    """
+    from tiercel.runner.draft_memory import drafting_bytes
+
+    if settings.method is None or n_slots < 1:
+        return 0
+    if opened is not None:
+        settings = msgspec.structs.replace(settings, n_tokens_max=n_draft_of(settings, opened.model))
+    n_rows = settings.n_rows_max(n_slots)
+    of_target: dict[str, Any] = {
+        "n_draft_rows": n_rows,
+        "n_slots": n_slots,
+        "max_step_tokens": max(options.max_num_batched_tokens, n_slots) + n_rows,
+        "vocab_size": info.vocab_size,
+        "state_layers": info.state_layers,
+    }
+    if opened is None:
+        return drafting_bytes(**of_target)
+    model, is_float32 = opened.model, options.compute_dtype == "float32"
+    head = model.head()
+    return drafting_bytes(
+        **of_target,
+        n_pass_rows=n_slots * (model.n_block_rows - model.first_logits_row),
+        n_pass_vocab=head.n_vocab,
+        weight_bytes=sum(
+            (Format.F32 if is_float32 else one.format).nbytes(prod(one.shape)) for one in opened.planned().values()
+        ),
+        head_shapes=[opened.tensors[name].shape for name in head.weights.values()],
+    )
 
 
 def drafting_of(drafter: PlannedDrafter) -> "Drafting":

@@ -11,7 +11,7 @@ from tiercel.base import machine
 from tiercel.base.config import EngineOptions
 from tiercel.base.errors import ConfigError, OutOfPages
 from tiercel.base.units import GIB
-from tiercel.boot.drafter import PlannedDrafter, kind_of, open_drafter_for, usual_number
+from tiercel.boot.drafter import PlannedDrafter, drafting_bytes_of, kind_of, n_draft_of, open_drafter_for
 from tiercel.hub.resolve import ResolvedModel, resolve
 from tiercel.quant.formats import Format
 
@@ -126,20 +126,25 @@ def resolve_model(options: EngineOptions) -> ResolvedModel:
     )
 
 
-def make_plan(options: EngineOptions, resolved: ResolvedModel | None = None) -> Plan:
-    """Find and read the model and size everything; no weight is read but for the digest."""
+def make_plan(options: EngineOptions, resolved: ResolvedModel | None = None, *, promised_bytes: int = 0) -> Plan:
+    """Find and read the model and size everything; no weight is read but for the digest.
+
+    `promised_bytes` are another plan's, and not free although nothing has taken them yet.
+    """
     from tiercel.loaders.checkpoint import open_checkpoint
 
     resolved = resolved or resolve_model(options)
     checkpoint = open_checkpoint(resolved.path)
     try:
-        return _plan_checkpoint(options, resolved, checkpoint)
+        return _plan_checkpoint(options, resolved, checkpoint, promised_bytes)
     except BaseException:
         checkpoint.close()
         raise
 
 
-def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint: "Checkpoint") -> Plan:
+def _plan_checkpoint(
+    options: EngineOptions, resolved: ResolvedModel, checkpoint: "Checkpoint", promised_bytes: int
+) -> Plan:
     from tiercel.models.weights import check_weights
     from tiercel.ops.passes import lower_and_fuse
 
@@ -154,7 +159,7 @@ def _plan_checkpoint(options: EngineOptions, resolved: ResolvedModel, checkpoint
     try:
         if opened is not None:
             info = opened.model.extended(info)
-        capacity = capacity_of(options, info)
+        capacity = capacity_of(options, info, opened, generates=pooling is None, promised_bytes=promised_bytes)
         drafter = None if opened is None else _plan_drafter(options, opened, checkpoint, model, capacity.max_len_tokens)
         program = _record(options, checkpoint, model, capacity.max_len_tokens, drafter)
         # The text holds the config, the formats and the rotary tables: all arithmetic but the weights' values.
@@ -197,7 +202,7 @@ def _plan_drafter(
     from tiercel.ops.passes import lower_and_fuse
     from tiercel.ops.recorder import ComputeDtype
 
-    settings, drafter = settings_of(options), opened.model
+    drafter = opened.model
     shared = {name: checkpoint.tensors[name].shape for name in drafter.shared_weights()}
     tensors: dict[str, Any] = {**planned_tensors(checkpoint, shared, options.quantization), **opened.planned()}
     programs = [
@@ -213,7 +218,7 @@ def _plan_drafter(
     ]
     lowered = tuple(lower_and_fuse(program) for program in programs)
     text = "\n".join(program.text() for program in programs)
-    n_draft = settings.n_tokens_max if settings.says_n_tokens else usual_number(drafter)
+    n_draft = n_draft_of(settings_of(options), drafter)
     return PlannedDrafter(opened, lowered, n_draft, text, model.info.vocab_size)
 
 
@@ -250,8 +255,15 @@ def _kv_dtype(options: EngineOptions) -> str:
     return "float16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
 
 
-def capacity_of(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
-    """Size the pool.
+def capacity_of(
+    options: EngineOptions,
+    info: "ModelInfo",
+    opened: "DraftCheckpoint | None" = None,
+    *,
+    generates: bool = True,
+    promised_bytes: int = 0,
+) -> "sizing.Capacity":
+    """Size the pool, beside what drafting takes and what is promised to another; `opened`: a drafter in the steps.
 
     Raises: ConfigError, OutOfPages: as the message says.
     """
@@ -262,19 +274,25 @@ def capacity_of(options: EngineOptions, info: "ModelInfo") -> "sizing.Capacity":
             f"kv_cache_dtype: got {options.kv_cache_dtype}; {info.architecture} keeps latent rows, which are keys and "
             f"values at once and have no such form; use auto, {' or '.join(info.kv_dtypes)}"
         )
-    available = machine.available_bytes()
+    available = max(machine.available_bytes() - promised_bytes, 0)
     usual = min(_MAX_NUM_SEQS, options.max_num_batched_tokens)
+    n_slots = options.max_num_seqs or sizing.slots_for(info.state_bytes, usual, available)
+    settings = settings_of(options)
     capacity = sizing.plan(
         kv_token_bytes=info.kv_bytes_per_token(_kv_dtype(options)),
         page_size_tokens=options.block_size,
         model_len_tokens=info.max_len_tokens,
         max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs or sizing.slots_for(info.state_bytes, usual, available),
+        max_num_seqs=n_slots,
         pool_bytes=options.kv_cache_memory_bytes,
         available_bytes=available,
         state_bytes=info.state_bytes,
         keeps_states=options.enable_prefix_caching is not False,
-        extra_bytes=int((options.kv_offloading_size or 0) * GIB),
+        beside=sizing.Beside(
+            offloading_bytes=int((options.kv_offloading_size or 0) * GIB),
+            drafting_bytes=drafting_bytes_of(options, settings, info, n_slots, opened) if generates else 0,
+            is_drafting_asked=settings.is_asked,
+        ),
     )
     if options.enable_prefix_caching and info.state_bytes and not capacity.n_snapshots:
         raise OutOfPages(

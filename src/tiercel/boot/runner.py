@@ -47,10 +47,12 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
     except TiercelError:
         raise
     except MemoryError as error:
+        drafts = f" and {n_drafts} more rows of drafts" if n_drafts else ""
+        less = ", or give speculative=off" if n_drafts else ""
         raise OutOfPages(
             f"memory: the weights, {plan.capacity.n_pages} pages of KV and the arrays of {max_step_tokens} tokens "
-            "a step do not fit what this process may have; "
-            "lower max_num_seqs, max_num_batched_tokens or kv_cache_memory_bytes"
+            f"a step{drafts} do not fit what this process may have; "
+            f"lower max_num_seqs, max_num_batched_tokens or kv_cache_memory_bytes{less}"
         ) from error
     except RuntimeError as error:
         raise ConfigError(f"threads: {plan.n_threads} could not be started ({error}); lower threads") from error

@@ -21,6 +21,7 @@ from tiercel.ops.program import KvLayer, Weight
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.step import Drafts, Ints, RunnerLimits, StepPlan, StepResult
 from tiercel.runner.capacity import Capacity
+from tiercel.runner.draft_memory import n_trial_rows
 from tiercel.runner.drafting import Drafting, check_policy, pool_layers
 from tiercel.runner.weights import PackedWeightStore
 from tiercel.sampling.native import native_params
@@ -115,7 +116,9 @@ class NativeRunner:
             n_token_ids=vocab_size,
             is_pooling=program.is_pooling,
             n_snapshots=capacity.n_snapshots if program.state_layers else 0,
-            max_trial_rows=_n_trial_rows(program, capacity, settings),
+            max_trial_rows=n_trial_rows(
+                settings.max_draft_rows if program.state_layers else 0, capacity.max_num_seqs, settings.max_step_tokens
+            ),
             drafting=None if drafting is None else self._drafter(drafting, weights),
         )
         self._page_buffers: BufferPool | None = None  # once a page was copied
@@ -415,12 +418,6 @@ def _check_heads(layers: Sequence[KvLayer], kv_dtype: str) -> None:
         raise UnsupportedModel(
             f"runner.native: heads of {wrong[0]} columns; a multiple of {_HEAD_COLUMNS} is needed; choose another model"
         )
-
-
-def _n_trial_rows(program: ops.Lowered, capacity: Capacity, settings: NativeSettings) -> int:
-    """Return how many rows of a step may be taken back: drafts, and beside them the token that each stands behind."""
-    n = settings.max_draft_rows if program.state_layers else 0
-    return min(n + min(n, capacity.max_num_seqs), settings.max_step_tokens)
 
 
 def _n_token_ids(program: ops.Lowered) -> int:
