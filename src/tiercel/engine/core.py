@@ -231,7 +231,7 @@ class EngineCore:
             while not (self._is_stopping and not self.has_work):
                 if not self.step_once() and (not self._is_stopping or self._waits_for_tiers):
                     self._wait()
-        except Exception as error:  # noqa: BLE001  a thread's boundary: answered to every request
+        except BaseException as error:  # noqa: BLE001  a thread's boundary, SystemExit too: answered to every request
             _log.critical("engine: the loop died", exc_info=True)
             self._end(error)
         else:
@@ -728,7 +728,7 @@ class EngineCore:
         self._tiers_told_s = now_s
         return self._tiers.snapshot()
 
-    def _end(self, error: Exception | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         """Answer everything that is left and close the runner. Nothing is accepted from here on."""
         with self._lock:
             if self._is_dead:
@@ -743,13 +743,14 @@ class EngineCore:
             self._speculation.close()
         self._runner.close()
 
-    def _answer_all(self, error: Exception | None) -> None:
+    def _answer_all(self, error: BaseException | None) -> None:
         assert self._refusal is not None
         dead = EngineDead(self._refusal)
         dead.__cause__ = error
         while not self._commands.empty():
             command = self._commands.get_nowait()
-            assert isinstance(command, partial)
+            if not isinstance(command, partial):  # of `call_soon`
+                continue
             if command.func == self._do_add:
                 self._updates += [_lost(new.sequence_id, self.clock(), dead) for new in command.args[0]]
             elif command.func == self._do_reset:
