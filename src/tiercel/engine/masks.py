@@ -16,8 +16,9 @@ def fill_masks(rows: "Rows[MaskRow]", sequence: "Sequence", foretold: tuple[int,
     """Write which tokens may come in each row of a step, of which all steps before are collected.
 
     The first row follows the known tokens; each further one follows a draft, as the runner will find it. A copy of the
-    constraint walks over the drafts; rows behind a draft that may not come, or ends the text, are not believed by
-    anyone and allow everything.
+    constraint walks over the drafts. Nobody believes rows behind a draft that may not come or ends the text, nor those
+    of drafts that are not made as what came is not as foretold: they allow nothing. So if the runner took a draft for
+    right that this walk does not know, the request would end here, and not go on outside of its form.
 
     Raises: RequestFailed: the form takes too much work at the known tokens.
     """
@@ -32,11 +33,12 @@ def fill_masks(rows: "Rows[MaskRow]", sequence: "Sequence", foretold: tuple[int,
     if n_past >= 0 and sequence.token_ids[first:] == tokens[:n_past]:
         drafts = tokens[n_past : n_past + len(rows) - 1]
     walked = _walk(rows, drafts, constraint.copy()) if drafts else 1
-    fill_with_all(rows[walked:])
+    for row in rows[walked:]:
+        row.words.fill(0)
 
 
 def fill_with_all(rows: "Rows[MaskRow]") -> None:
-    """Allow everything; bits beyond the vocabulary are never read."""
+    """Allow everything, for a sequence that has ended; bits beyond the vocabulary are never read."""
     for row in rows:
         row.words.fill(_ALL_BITS)
 
