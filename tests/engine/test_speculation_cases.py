@@ -1,15 +1,21 @@
 """Speculation in cases by hand: drafters that fail, forms, bounded reasoning, and when it pays."""
 
+import sys
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from engine_kit import Bench, LetterTokenizer
 from msgspec.structs import replace
 from speculation_kit import KnowingDrafter, adaptive, always
 
+from tiercel.base.errors import EngineDead
+from tiercel.engine.masks import fill_masks
 from tiercel.protocol.params import SamplingParams
 from tiercel.protocol.structured import StructuredOutputsParams
 from tiercel.sampling.budget_constraint import BudgetConstraint
+from tiercel.sampling.constraint import MaskRows
 from tiercel.sampling.grammars import Grammars
 from tiercel.spec.drafters.guarded import GuardedDrafter
 from tiercel.spec.drafters.interface import Proposal
@@ -36,6 +42,7 @@ class Saying:
 
     def __init__(self, *, begin=None, extend=None, propose=None, end=None):
         self.calls = {"begin": begin, "extend": extend, "propose": propose, "end": end}
+        self.n_begun = self.n_ended = 0
 
     def _do(self, name):
         call = self.calls[name]
@@ -43,6 +50,7 @@ class Saying:
 
     def begin(self, prompt_ids, *, shares):
         self._do("begin")
+        self.n_begun += 1
         return self
 
     def extend(self, token_ids):
@@ -52,6 +60,7 @@ class Saying:
         return self._do("propose")
 
     def end(self):
+        self.n_ended += 1
         self._do("end")
 
     def check(self):
@@ -65,35 +74,93 @@ def throw():
     raise ZeroDivisionError("a drafter's bug")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"begin": throw},
-        {"extend": throw},
-        {"propose": throw},
-        {"end": throw},
-        {"propose": lambda: Proposal([97], [1.0])},
-        {"propose": lambda: Proposal([-1], [1.0])},
-        {"propose": lambda: Proposal([True], [1.0])},
-        {"propose": lambda: Proposal(["a"], [1.0])},
-        {"propose": lambda: Proposal([1, 2], [1.0])},
-        {"propose": lambda: Proposal([1], [float("nan")])},
-        {"propose": lambda: Proposal([1, 2], [0.5, 0.6])},
-        {"propose": lambda: Proposal([], [])},
-        {"propose": lambda: 7},
-    ],
-)
-def test_a_request_goes_on_without_a_drafter_that_fails(wrong, caplog):
-    speculation = always(Saying(**wrong))
-    bench = bench_of(speculation)
-    bench.add("a", PROMPT, max_tokens=8, temperature=0.0)
-    bench.add("b", PROMPT, max_tokens=8, temperature=0.0)
+WRONG_GUESSES = [
+    Proposal([97], [1.0]),
+    Proposal([1 << 70], [1.0]),
+    Proposal([-1], [1.0]),
+    Proposal([True], [1.0]),
+    Proposal(["a"], [1.0]),
+    Proposal(np.array([1, 2]), [0.9, 0.8]),
+    Proposal(None, None),
+    Proposal(iter([1]), [1.0]),
+    Proposal([1, 2], [1.0]),
+    Proposal([1], [float("nan")]),
+    Proposal([1], [0.0]),
+    Proposal([1], [1.5]),
+    Proposal([1], ["0.5"]),
+    Proposal([1], [10**400]),
+    Proposal([1, 2], [0.5, 0.6]),
+    Proposal([], []),
+    Proposal([1], [0.9], None),
+    Proposal([1], [0.9], "4"),
+    Proposal([1], [0.9], -1),
+    Proposal([1], [0.9], float("nan")),
+    7,
+]
+WRONGS = [{"begin": throw}, {"extend": throw}, {"propose": throw}, {"end": throw}] + [
+    {"propose": lambda guess=guess: guess} for guess in WRONG_GUESSES
+]
+
+
+def fails(drafter, speculation, **options):
+    """Play two requests with a drafter that fails, and return how often it was counted."""
+    bench = bench_of(speculation, **options)
+    bench.add("a", PROMPT, max_tokens=25, temperature=0.0)
+    bench.add("b", PROMPT, max_tokens=25, temperature=0.0)
     bench.run()
     bench.assert_idle()
-    assert bench.tokens == {"a": WANT[:8], "b": WANT[:8]}
+    assert bench.tokens == {"a": WANT[:25], "b": WANT[:25]}
     assert all(final.error is None for final in bench.finals.values())
-    assert bench.core.snapshot.speculation.n_failures == 2
+    if isinstance(drafter, GuardedDrafter):
+        flush(drafter)
+        bench.step()  # as it wakes an engine with a thread to do
+        drafter.check()
+        inner = drafter.inner
+    else:
+        inner = drafter
+    assert inner.n_ended == inner.n_begun
+    return bench.core.snapshot.speculation.n_failures
+
+
+def flush(drafter):
+    done = threading.Event()
+    drafter.put(done.set)
+    assert done.wait(60.0)
+
+
+@pytest.mark.parametrize("wrong", WRONGS)
+def test_a_request_goes_on_without_a_drafter_that_fails(wrong, caplog):
+    drafter = Saying(**wrong)
+    assert fails(drafter, always(drafter)) == 2
     assert "drafter failed on a" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", WRONGS)
+def test_and_so_it_does_where_guesses_are_only_looked_at(wrong):
+    """Where drafting is decided by what it would bring, guesses are judged that are not computed."""
+    drafter = Saying(**wrong)
+    assert fails(drafter, adaptive(drafter, 5), compute_ns=2_000_000) == 2
+
+
+@pytest.mark.parametrize("wrong", [*WRONGS, *({name: sys.exit} for name in ("begin", "extend", "propose", "end"))])
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_and_so_it_does_where_the_drafter_has_a_thread_of_its_own(wrong, is_adaptive):
+    drafter = GuardedDrafter(Saying(**wrong), waits_s=60.0, clock=lambda: 0.0)
+    speculation = adaptive(drafter, 5) if is_adaptive else always(drafter)
+    assert fails(drafter, speculation, compute_ns=2_000_000) == 2
+    speculation.close()
+
+
+def test_sequences_that_are_left_when_the_engine_ends_are_ended():
+    drafter = Saying()
+    bench = bench_of(always(drafter))
+    bench.add("a", PROMPT, max_tokens=25, temperature=0.0)
+    while not drafter.n_begun:
+        bench.step()
+    bench.runner.collect = throw
+    bench.core.run_loop()
+    assert isinstance(bench.finals["a"].error, EngineDead)
+    assert drafter.n_ended == drafter.n_begun == 1
 
 
 def test_more_proposed_than_asked_for_is_cut():
@@ -338,6 +405,64 @@ def test_a_form_gives_the_tokens_it_gives_without_drafts(compiled, form, seed, i
         assert formed(compiled, form, speculation, seed, state_bytes) == want
     if len(want[0]) > 4:
         assert speculation.counts.n_accepted_tokens > 0
+
+
+class Unruly(KnowingDrafter):
+    """Knows what comes, and says it in tuples, or in one list that it writes over when it is told more."""
+
+    def __init__(self, *args, says, **options):
+        super().__init__(*args, **options)
+        self.says, self.ids = says, []
+
+    def begin(self, prompt_ids, *, shares):
+        sequence = super().begin(prompt_ids, shares=shares)
+        propose, extend = sequence.propose, sequence.extend
+
+        def say(n_max):
+            guess = propose(n_max)
+            if guess is None or self.says == "tuples":
+                return guess and replace(
+                    guess, token_ids=tuple(guess.token_ids), probabilities=tuple(guess.probabilities)
+                )
+            self.ids[:] = guess.token_ids
+            return replace(guess, token_ids=self.ids)
+
+        def overwrite(token_ids):
+            self.ids[:] = [1 << 40] * len(self.ids)
+            extend(token_ids)
+
+        sequence.propose, sequence.extend = say, overwrite
+        return sequence
+
+
+@pytest.mark.parametrize("says", ["tuples", "one list"])
+@pytest.mark.parametrize("is_guarded", [False, True])
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_whatever_objects_a_guess_is_made_of_a_form_is_kept(compiled, says, is_guarded, is_ahead):
+    for form in range(len(FORMS)):
+        want = formed(compiled, form, None, seed=1)
+        drafter = inner = Unruly({tuple(PROMPT): [want[0]]}, p_right=0.9, says=says)
+        if is_guarded:
+            drafter = GuardedDrafter(inner, waits_s=60.0, clock=lambda: 0.0)
+        speculation = always(drafter, n=5, is_ahead=is_ahead)
+        assert formed(compiled, form, speculation, seed=1) == want
+        assert speculation.counts.n_failures == 0
+        if len(want[0]) > 4:
+            assert speculation.counts.n_accepted_tokens > 0
+        speculation.close()
+
+
+@pytest.mark.parametrize("foretold", [(5, [1, 3, 4]), (5, []), (7, [2]), (5, [50, 1, 1])])
+def test_rows_behind_drafts_that_a_form_does_not_know_allow_nothing(compiled, foretold):
+    """If the runner took them for right all the same, the request ends and does not leave its form."""
+    rows = MaskRows(4, 97)
+    rows.words[:] = 0xFFFFFFFF  # of a step before
+    constraint = compiled[0].start(stop_ids=[], ignores_eos=False, thinking=None)
+    sequence = SimpleNamespace(token_ids=[*PROMPT, ord("a") - 32], constraint=constraint)
+    constraint.accept(sequence.token_ids[-1])
+    fill_masks(rows.rows, sequence, foretold)
+    assert rows.words[0].any()
+    assert not rows.words[1:].any()
 
 
 MARKERS = ReasoningMarkers((chr(33 + 60),), (chr(33 + 61),), chr(33 + 70) + chr(33 + 61))

@@ -116,6 +116,8 @@ class EngineCore:
         self.snapshot = EngineSnapshot()
         self._tiers = None if make_tiers is None else self._place_tiers(make_tiers)
         self._tiers_told_s = float("-inf")
+        if self._speculation is not None:
+            self._speculation.set_wake(lambda: self.call_soon(lambda: None))  # for a round, which publishes
         self._publish()
 
     # What other threads may call.

@@ -82,6 +82,9 @@ class OwnDrafts:
 
     waits: Final = False  # a step never needs the one before to be seen
 
+    def set_wake(self, wake: "Callable[[], None]") -> None:
+        """Nothing changes while nothing runs."""
+
     def told(self) -> SpeculationCounts:
         """Give a copy of the counts, the same one until they change."""
         self.counts.is_drafting = self.n_draft > 0

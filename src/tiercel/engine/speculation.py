@@ -7,7 +7,8 @@ Two states. While it does not `wait`, steps are planned ahead as without specula
 what comes: that costs no step anything, and tells what drafting would bring. When it would bring more than waiting
 for each step takes, it waits: every guess is then made of the newest token, and computed. Back when it no longer
 does, or when the clock says that the tokens came slower than plain steps would have made them; then for a while,
-longer each time. A drafter that fails is no longer asked for that sequence, and the request goes on without it.
+longer each time. A drafter that fails is no longer asked for that sequence, and the request goes on without it. What
+it proposes is copied and looked at before anything else sees it: no object of a drafter's goes further than here.
 
 A drafter whose guesses take time (`spec.drafters.interface.BatchDrafter`) is asked only while it waits, for all
 sequences at once. What it would bring cannot be seen without paying for it: so it waits from the first step on, and
@@ -29,6 +30,7 @@ import msgspec
 from tiercel.engine.request import State
 from tiercel.engine.stats import SpeculationCounts
 from tiercel.spec.budget import N_PROMPT_TOKENS_ALONE, Acceptance, StepCosts, choose, n_for_batch
+from tiercel.spec.drafters.guarded import GuardedDrafter, GuardedSequence
 from tiercel.spec.drafters.interface import BatchDrafter, Drafter, Proposal, Sampling, SequenceDrafter
 from tiercel.spec.settings import SpeculationSettings
 
@@ -85,6 +87,7 @@ class Speculation:
         self.counts = SpeculationCounts(n_accepted_by_position=[0] * settings.n_tokens_max)
         self._drafter = drafter
         self._batch = cast("BatchDrafter", drafter) if hasattr(drafter, "propose_all") else None
+        self._guarded = drafter if isinstance(drafter, GuardedDrafter) else None
         self._settings = settings
         self._vocab_size = vocab_size
         self._costs = StepCosts()
@@ -121,8 +124,14 @@ class Speculation:
         """Look at no sequence, and draft none, until told otherwise: for benchmarks, while nothing runs."""
         self._is_paused = is_paused
 
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """Name what has `told` asked again, from any thread, when the counts changed while nothing ran."""
+        if self._guarded is not None:
+            self._guarded.wake = wake
+
     def told(self) -> SpeculationCounts:
         """Give a copy of the counts, the same one until they change."""
+        self._take_late_errors()
         self.counts.is_drafting = self.waits
         if self._told.changed_by(self.counts):
             self._told = self.counts.copy()
@@ -162,9 +171,12 @@ class Speculation:
         if not ready or not (self.waits or any(followed.is_stale for _, followed in ready)):
             return
         n_max = n_for_batch(self._settings.n_tokens_by_batch, n_rows, self._settings.n_tokens_max)
-        for sequence, followed in ready:
-            if followed.is_stale:
-                self._guess(sequence, followed, self._settings.n_tokens_max)
+        stale = [(sequence, followed) for sequence, followed in ready if followed.is_stale]
+        if self._guarded is not None:
+            drafters = [cast("GuardedSequence", followed.drafter) for _, followed in stale]
+            self._guarded.ask_all(drafters, self._n_asked)
+        for sequence, followed in stale:
+            self._guess(sequence, followed)
         self.counts.drafter_s += max(self._clock() - begun_s, 0.0)
         self._want(ready, n_rows, n_max)
 
@@ -267,15 +279,14 @@ class Speculation:
         if followed is None and sequence not in self._failed and sequence.pools is None:
             known = sequence.token_ids
             try:
-                drafter = self._begin(sequence)
+                followed = _Followed(self._begin(sequence), Acceptance(self._acceptance), len(known))
+                self._followed[sequence] = followed
                 if len(known) > sequence.n_prompt:
-                    drafter.extend(known[sequence.n_prompt :])
+                    followed.drafter.extend(known[sequence.n_prompt :])
             except Exception as error:  # noqa: BLE001  a drafter's boundary: the request goes on without it
                 self._fail(sequence, error)
                 return None
-            followed = _Followed(drafter, Acceptance(self._acceptance), len(known))
             self._n_between = _N_BETWEEN
-            self._followed[sequence] = followed
         return followed
 
     def _begin(self, sequence: "Sequence") -> SequenceDrafter:
@@ -285,11 +296,16 @@ class Speculation:
         sampling = Sampling(sequence.params, sequence.seed, sequence.stop_ids)
         return self._batch.begin_sampled(prompt_ids, sampling, shares=shares)
 
-    def _guess(self, sequence: "Sequence", followed: _Followed, n_max: int) -> None:
-        """Ask the drafter what follows the known tokens, unless its last guess still holds and has enough left."""
+    @property
+    def _n_asked(self) -> int:
+        """Tokens of a guess that are of use: those that may be drafted, and one that may come before they are."""
+        return self._settings.n_tokens_max + 1
+
+    def _guess(self, sequence: "Sequence", followed: _Followed) -> None:
+        """Ask the drafter what follows the known tokens."""
         answer: Proposal | Exception | None
         try:
-            answer = followed.drafter.propose(n_max + 1)
+            answer = followed.drafter.propose(self._n_asked)
         except Exception as error:  # noqa: BLE001  a drafter's boundary
             answer = error
         self._take_guess(sequence, followed, answer)
@@ -302,30 +318,20 @@ class Speculation:
             if isinstance(answer, Exception):
                 self._fail(sequence, answer)
             elif answer is not None:
-                self._check_guess(answer)
-                guess = answer
+                guess = self._checked(answer)
         except Exception as error:  # noqa: BLE001  a drafter's boundary
             self._fail(sequence, error)
         followed.guess, followed.n_right = guess, 0
         sequence.foretold = guess.token_ids if guess is not None else []
         sequence.foretold_from = len(sequence.token_ids)
 
-    def _check_guess(self, guess: Proposal) -> None:
-        ids, probabilities = guess.token_ids, guess.probabilities
-        if not ids or len(ids) != len(probabilities):
-            raise ValueError(
-                f"{len(ids)} tokens and {len(probabilities)} probabilities were proposed; as many are needed"
-            )
-        for token in ids:
-            if type(token) is not int or not 0 <= token < self._vocab_size:
-                raise ValueError(f"token {token!r} was proposed; ids from 0 to {self._vocab_size - 1} are needed")
-        last = 1.0
-        for p in probabilities:
-            if not 0.0 < p <= last:
-                raise ValueError(
-                    f"probability {p!r} behind {last!r} was proposed; it may not grow, and none is 0 or NaN"
-                )
-            last = p
+    def _checked(self, answer: Proposal) -> Proposal:
+        """Copy a guess that can be believed to be one."""
+        guess = Proposal.plain(answer, self._n_asked)
+        highest = max(guess.token_ids)
+        if highest >= self._vocab_size:
+            raise ValueError(f"token {highest} was proposed; ids from 0 to {self._vocab_size - 1} are needed")
+        return guess
 
     def collected(self, step: "PlannedStep", result: "StepResult") -> None:
         """Take note of what a step computed and accepted, before its tokens are taken."""
@@ -440,28 +446,37 @@ class Speculation:
             try:
                 followed.drafter.end()
             except Exception as error:  # noqa: BLE001  a drafter's boundary
-                self._tell(sequence, error)
+                self._tell(sequence.sequence_id, error)
 
     def _fail(self, sequence: "Sequence", error: Exception) -> None:
-        """Go on without a drafter that failed."""
-        self._tell(sequence, error)
+        """Go on without a drafter that failed, which may still give back what it holds for the sequence."""
+        self._tell(sequence.sequence_id, error)
         sequence.foretold, sequence.n_drafts_wanted = [], 0
         followed = self._followed.pop(sequence, None)
         self._failed.add(sequence)
-        if followed is not None and self._batch is not None:  # which holds pages for it
-            with contextlib.suppress(Exception):
+        if followed is not None:
+            with contextlib.suppress(Exception):  # it has failed already, and is counted
                 followed.drafter.end()
 
-    def _tell(self, sequence: "Sequence", error: Exception) -> None:
+    def _take_late_errors(self) -> None:
+        for error in self._guarded.take_errors() if self._guarded is not None else ():
+            self._tell("a sequence that has ended", error)
+
+    def _tell(self, whom: str, error: Exception) -> None:
         self.counts.n_failures += 1
-        _log.warning("speculation: the drafter failed on %s, which goes on without: %r", sequence.sequence_id, error)
+        _log.warning("speculation: the drafter failed on %s, which goes on without: %r", whom, error)
 
     def close(self) -> None:
         """Give back what the drafter holds."""
+        for followed in self._followed.values():
+            with contextlib.suppress(Exception):
+                followed.drafter.end()
+        self._followed.clear()
         try:
             self._drafter.close()
         except Exception as error:  # noqa: BLE001  a drafter's boundary
             _log.warning("speculation: the drafter failed when it was closed: %r", error)
+        self._take_late_errors()
 
     def check(self) -> None:
         """Raise AssertionError when an invariant of the module's docstring does not hold."""

@@ -1,10 +1,11 @@
 """A drafter on a thread of its own: late answers, none, and those of one that throws. Times are the test's."""
 
+import sys
 import threading
 
 import pytest
 
-from tiercel.spec.drafters.guarded import DrafterStalled, GuardedDrafter
+from tiercel.spec.drafters.guarded import DrafterFailed, DrafterStalled, GuardedDrafter
 from tiercel.spec.drafters.interface import Proposal
 
 LONG_S = 60.0  # what is waited for in a test that works
@@ -33,7 +34,10 @@ class Inner:
         self.seen.append(("end",))
 
     def check(self):
-        pass
+        self.seen.append(("check",))
+
+    def close(self):
+        self.seen.append(("close",))
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def guarded(inner, now=None, **options):
 
 def flush(drafter):
     done = threading.Event()
-    drafter.do(done.set)
+    drafter.put(done.set)
     assert done.wait(LONG_S)
 
 
@@ -65,6 +69,8 @@ def test_what_is_told_arrives_in_order_and_is_answered(inner):
     assert inner.seen == [("begin", (7, 8), False), ("extend", (9,)), ("end",)]
     drafter.check()
     drafter.close()
+    assert inner.seen[3:] == [("check",), ("close",)]
+    assert not drafter.take_errors()
 
 
 @pytest.mark.parametrize(("came", "left"), [([1], [2, 3, 4]), ([1, 2], [3, 4]), ([1, 9], None), ([1, 2, 3, 4], None)])
@@ -110,4 +116,133 @@ def test_what_it_throws_is_raised_to_who_asks(inner):
     sequence.end()
     other.extend([1])
     drafter.check()
+    drafter.close()
+
+
+def test_one_that_leaves_the_process_is_one_that_failed(inner):
+    inner.propose = lambda n_max: sys.exit(3)
+    drafter = guarded(inner, waits_s=LONG_S)
+    sequence = drafter.begin([7], shares=True)
+    with pytest.raises(DrafterFailed, match=r"SystemExit\(3\)"):
+        sequence.propose(4)
+    sequence.end()
+    flush(drafter)
+    assert inner.seen[-1] == ("end",)
+    assert not drafter.take_errors()  # it was raised
+    drafter.check()
+    drafter.close()
+
+
+def test_one_that_is_always_busy_and_never_for_long_is_given_up(inner):
+    """It is late by the oldest of what it was given, not by the call it is in."""
+    now, may_go_on, is_in = [0.0], threading.Semaphore(0), threading.Semaphore(0)
+
+    def extend(token_ids):
+        is_in.release()
+        assert may_go_on.acquire(timeout=LONG_S)
+
+    inner.extend = extend
+    drafter = guarded(inner, now, waits_s=0.0, stalls_s=2.0)
+    sequence = drafter.begin([7], shares=True)
+    for token in range(4):
+        sequence.extend([token])
+    for now_s in (0.9, 1.8):  # when it begins the next one
+        assert is_in.acquire(timeout=LONG_S)
+        now[0] = now_s
+        may_go_on.release()
+        sequence.extend([9])
+    assert is_in.acquire(timeout=LONG_S)
+    now[0] = 2.1
+    with pytest.raises(DrafterStalled):
+        sequence.extend([9])
+    sequence.end()
+    for _ in range(9):
+        may_go_on.release()
+    flush(drafter)
+    assert inner.seen[-1] == ("end",)
+    other = drafter.begin([8], shares=True)  # it has caught up
+    other.extend([1])
+    drafter.close()
+
+
+def test_nothing_is_asked_twice_and_nothing_of_a_sequence_that_has_ended(inner):
+    drafter = guarded(inner, waits_s=0.0)
+    first, second = drafter.begin([7], shares=True), drafter.begin([8], shares=True)
+    for _ in range(50):
+        assert first.propose(4) is None
+        assert second.propose(4) is None
+    assert inner.is_asked.wait(LONG_S)
+    assert len(drafter._put_s) <= 4
+    second.end()
+    inner.is_asked.clear()
+    inner.may_answer.set()
+    flush(drafter)
+    assert not inner.is_asked.is_set()
+    assert first.propose(4).token_ids == [1, 2, 3, 4]
+    drafter.close()
+
+
+def test_all_sequences_of_a_round_are_waited_for_until_one_moment(inner):
+    """The first takes all the time there is; for the second, which never answers, there is none left."""
+    now, is_waited = [0.0], []
+    drafter = guarded(inner, now, waits_s=LONG_S, stalls_s=1e9)
+    first, second = drafter.begin([7], shares=True), drafter.begin([8], shares=True)
+    wait, second._answered.wait = second._answered.wait, lambda s: is_waited.append(s) or wait(s)
+    propose = inner.propose
+
+    def late(n_max):
+        now[0] += LONG_S + 1.0
+        inner.propose = propose
+        return Proposal([1], [0.5])
+
+    inner.propose = late
+    drafter.ask_all([first, second], 4)
+    assert first.propose(4).token_ids == [1]
+    assert second.propose(4) is None
+    assert is_waited == [0.0]
+    drafter.close()
+
+
+def test_close_does_not_wait_for_one_that_is_late(inner, monkeypatch):
+    now = [0.0]
+    drafter = guarded(inner, now, waits_s=0.0, stalls_s=2.0)
+    drafter.begin([7], shares=True).propose(4)
+    now[0] = 3.0
+    monkeypatch.setattr(drafter._thread, "join", lambda *_: pytest.fail("it waits"))
+    drafter.close()
+    monkeypatch.undo()
+    inner.may_answer.set()
+    drafter._thread.join(LONG_S)
+    assert inner.seen[-1] == ("close",)
+
+
+def test_what_goes_wrong_when_nobody_asks_is_kept_once_and_told(inner):
+    told = []
+    for name in ("end", "check", "close"):
+        setattr(inner, name, throw)
+    drafter = guarded(inner, waits_s=0.0)
+    drafter.wake = lambda: told.append(True)
+    for _ in range(2):
+        drafter.begin([7], shares=True).end()
+    flush(drafter)
+    assert [type(error) for error in drafter.take_errors()] == [ZeroDivisionError] * 2
+    assert len(told) == 2
+    drafter.close()
+    assert len(drafter.take_errors()) == 2
+
+
+def throw():
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_proposal_is_copied_before_the_drafter_may_touch_it_again(inner, is_list):
+    ids = [5, 6, 7, 8] if is_list else (5, 6, 7, 8)
+    inner.propose = lambda n_max: Proposal(ids, (1, 1, 0.5, 0.25))
+    drafter = guarded(inner, waits_s=LONG_S)
+    found = drafter.begin([7], shares=True).propose(3)
+    if is_list:
+        ids[:] = [-1] * 4
+    assert found == Proposal([5, 6, 7], [1.0, 1.0, 0.5])
+    assert {type(p) for p in found.probabilities} == {float}
     drafter.close()

@@ -6,8 +6,10 @@ outside the tree is called on a thread of its own, see `spec.drafters.guarded`).
 time from the steps, so it is asked for all sequences at once (`BatchDrafter`).
 """
 
+import math
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, SupportsFloat
 
 import msgspec
 
@@ -25,6 +27,40 @@ class Proposal(msgspec.Struct, frozen=True):
     probabilities: list[float]
     n_matched: int = 1
 
+    def plain(self, n_max: int) -> "Proposal":
+        """Copy the first `n_max` tokens into lists and numbers of our own, whatever the drafter's are.
+
+        Raises: ValueError: it is no guess. And whatever the drafter's objects raise.
+        """
+        if len(self.token_ids) != len(self.probabilities):
+            raise ValueError(
+                f"{len(self.token_ids)} tokens and {len(self.probabilities)} probabilities were proposed; "
+                "as many are needed"
+            )
+        ids, probabilities = [*islice(self.token_ids, n_max)], [*islice(self.probabilities, n_max)]
+        if not ids or len(ids) != len(probabilities):
+            raise ValueError(f"{len(ids)} tokens and {len(probabilities)} probabilities were proposed; one at least")
+        for token in ids:
+            if type(token) is not int or token < 0:
+                raise ValueError(f"token {token!r:.80} was proposed; an int from 0 on is needed")
+        if type(self.n_matched) is not int or self.n_matched < 0:
+            raise ValueError(f"n_matched {self.n_matched!r:.80} was proposed; an int from 0 on is needed")
+        return Proposal(ids, _falling(probabilities), self.n_matched)
+
+
+def _falling(probabilities: Sequence[SupportsFloat]) -> list[float]:
+    numbers: list[float] = []
+    last = 1.0
+    for p in probabilities:
+        number = float(p) if isinstance(p, SupportsFloat) else math.nan  # float() would read a string
+        if not 0.0 < number <= last:
+            raise ValueError(
+                f"probability {p!r:.80} behind {last!r} was proposed; it may not grow, and none is 0 or NaN"
+            )
+        numbers.append(number)
+        last = number
+    return numbers
+
 
 class SequenceDrafter(Protocol):
     """One sequence's."""
@@ -38,7 +74,7 @@ class SequenceDrafter(Protocol):
         ...
 
     def end(self) -> None:
-        """Forget the sequence. Called once, whatever became of it."""
+        """Forget the sequence. Called once, whatever became of it: after another call threw as well."""
         ...
 
 
@@ -50,11 +86,11 @@ class Drafter(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise AssertionError when an invariant does not hold."""
+        """Raise AssertionError when an invariant does not hold. One from outside is asked before it is closed."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds; no sequence is asked for any more."""
+        """Give back what it holds; no sequence is asked for any more, and each that began was ended."""
         ...
 
 
