@@ -165,6 +165,24 @@ def test_one_that_is_always_busy_and_never_for_long_is_given_up(inner):
     drafter.close()
 
 
+def test_one_that_slept_as_the_process_did_is_not_given_up(inner):
+    """Its work is old when both threads go on, and is done in a moment."""
+    now = [0.0]
+
+    def clock():
+        if now[0] > 2.0:
+            inner.may_answer.set()
+        return now[0]
+
+    drafter = GuardedDrafter(inner, waits_s=0.0, stalls_s=2.0, spares_s=LONG_S, clock=clock)
+    sequence = drafter.begin([7], shares=True)
+    assert sequence.propose(4) is None
+    now[0] = 100.0
+    sequence.extend([1])
+    assert sequence.propose(4).token_ids == [2, 3, 4]
+    drafter.close()
+
+
 def test_nothing_is_asked_twice_and_nothing_of_a_sequence_that_has_ended(inner):
     drafter = guarded(inner, waits_s=0.0)
     first, second = drafter.begin([7], shares=True), drafter.begin([8], shares=True)
@@ -207,6 +225,7 @@ def test_close_does_not_wait_for_one_that_is_late(inner, monkeypatch):
     now = [0.0]
     drafter = guarded(inner, now, waits_s=0.0, stalls_s=2.0)
     drafter.begin([7], shares=True).propose(4)
+    assert inner.is_asked.wait(LONG_S)
     now[0] = 3.0
     monkeypatch.setattr(drafter._thread, "join", lambda *_: pytest.fail("it waits"))
     drafter.close()

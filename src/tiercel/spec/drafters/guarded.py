@@ -13,6 +13,7 @@ Invariants: at most one proposal of a sequence is being waited for; each sequenc
 once; the thread lives until it is closed (`check`).
 """
 
+import math
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ from tiercel.spec.drafters.interface import Drafter, Proposal, SequenceDrafter
 
 _WAITS_S = 0.002  # about a step of a small model: longer, and drafting costs more than it can bring
 _STALLS_S = 2.0
+_SPARES_S = 0.05  # what the engine's thread leaves the drafter's before it gives it up, should the process have slept
 _CLOSES_S = 0.5  # what the engine's end may wait for, so that a process does not go before its plug-in has closed
 
 
@@ -43,6 +45,7 @@ class GuardedDrafter:
         *,
         waits_s: float = _WAITS_S,
         stalls_s: float = _STALLS_S,
+        spares_s: float = _SPARES_S,
         closes_s: float = _CLOSES_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,10 +54,12 @@ class GuardedDrafter:
         self.is_closing = False
         self._waits_s = waits_s
         self._stalls_s = stalls_s
+        self._spares_s = spares_s
         self._closes_s = closes_s
         self._clock = clock
         self._until_s = 0.0  # how long this round waits for proposals
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._spared_s = -math.inf  # when it was spared last
         self._put_s: deque[float] = deque()  # when each piece of work was put that is not done, the oldest first
         self._errors: deque[Exception] = deque()
         self._thread = threading.Thread(target=self._run, name="tiercel-drafter", daemon=True)
@@ -76,14 +81,26 @@ class GuardedDrafter:
         self._work.put(work)
 
     def stalled(self) -> DrafterStalled | None:
-        """Say so if what it was given takes too long."""
-        try:
-            took_s = self._clock() - self._put_s[0]
-        except IndexError:
-            return None
+        """Say so if what it was given takes too long.
+
+        A process that was stopped finds all its work old: once in a while it is given a moment to do it.
+        """
+        if self._oldest_s() > self._stalls_s and self._clock() - self._spared_s > self._stalls_s:
+            self._spared_s = self._clock()
+            is_done = threading.Event()
+            self.put(is_done.set)
+            is_done.wait(self._spares_s)
+        took_s = self._oldest_s()
         if took_s <= self._stalls_s:
             return None
         return DrafterStalled(f"drafter: no answer for {took_s:.1f} s; {self._stalls_s} are allowed")
+
+    def _oldest_s(self) -> float:
+        """How old the oldest work is that is not done."""
+        try:
+            return self._clock() - self._put_s[0]
+        except IndexError:
+            return 0.0
 
     def begin(self, prompt_ids: Sequence[int], *, shares: bool) -> "GuardedSequence":
         """Begin a sequence.
