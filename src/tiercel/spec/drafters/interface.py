@@ -52,7 +52,8 @@ def _falling(probabilities: Sequence[SupportsFloat]) -> list[float]:
     numbers: list[float] = []
     last = 1.0
     for p in probabilities:
-        number = float(p) if isinstance(p, SupportsFloat) else math.nan  # float() would read a string
+        # float() by itself would read a string. That it is a float is seen at once; the protocol is slow to ask.
+        number = float(p) if isinstance(p, float | SupportsFloat) else math.nan
         if not 0.0 < number <= last:
             raise ValueError(
                 f"probability {p!r:.80} behind {last!r} was proposed; it may not grow, and none is 0 or NaN"
