@@ -1,8 +1,10 @@
 """Tiers as people name them: `LLM(kv_tiers=...)`, flags and files, over a restart of the whole engine."""
 
+import asyncio
 import io
 import json
 import os
+import re
 
 import httpx
 import pytest
@@ -99,7 +101,11 @@ async def test_usage_and_metrics_tell_over_http_what_came_from_disk(folder, tmp_
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
                 body = {"model": "tiny", "prompt": IDS, "max_tokens": 2}
                 usage = (await client.post("/v1/completions", json=body)).json()["usage"]
-                metrics = (await client.get("/metrics")).text
+                for _ in range(200):  # the engine tells when it comes to rest, which may be after the answer
+                    metrics = (await client.get("/metrics")).text
+                    if re.search(rf"kv_tier_pages_landed_total.* {n_loaded / 16}$", metrics, re.MULTILINE):
+                        break
+                    await asyncio.sleep(0.02)
             app.service.close()
         details = usage["prompt_tokens_details"]
         assert details["cached_tokens"] == n_loaded

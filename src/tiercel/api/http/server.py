@@ -73,14 +73,22 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
         return
 
+    is_ended = False
+
     def end(number: int, frame: object) -> None:
+        # Says nothing: what it interrupts may be writing to the same stream, which may not be entered twice.
+        nonlocal is_ended
         del number, frame
-        print("tiercel serve: stopped before it served", file=sys.stderr)
+        is_ended = True
         raise SystemExit(0)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except SystemExit:
+        if is_ended:
+            _say("tiercel serve: stopped before it served")
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
