@@ -203,11 +203,12 @@ class OnTerminal:
             self.heard += piece.decode()
 
     def press_until(self, key, pattern):
-        """Press a key, again behind a letter if nothing comes of it: a Ctrl-C just as CPython's readline takes a letter
-        waits for the next letter, which a test is fast enough to meet.
+        """Press a key, and in turn a letter and the key again if nothing comes of it: a Ctrl-C just as CPython's
+        readline takes a letter waits for the next letter, which a test is fast enough to meet; together in one write
+        they would meet again.
         """
         for i in range(50):
-            self.type(f" {key}" if i else key)
+            self.type(" " if i % 2 else key)
             while select.select([self.master], [], [], 0.5)[0]:
                 self.heard += os.read(self.master, 4096).decode()
                 if re.search(pattern, self.heard):
