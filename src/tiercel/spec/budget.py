@@ -1,7 +1,8 @@
 """How many drafts are worth computing: what steps cost, how often drafts come true, and the choice. Knows no request.
 
 The choice (`choose`) is a pure function: of all drafts that are there, likeliest first, as many as make the most tokens
-a second, or none where plain steps do. The two that learn are small tables of measurements, and are handed in.
+a second, or none where plain steps do. `n_worth` and `share` are the same in two parts, for verification that must not
+look at all of them (`share` says when). The two that learn are small tables of measurements, and are handed in.
 
 A longer draft costs what its row costs, whether it is right or not: four rows take some 1.1 times the time of one where
 memory is the limit, and 1.6 times where arithmetic is (`docs/log.md`), so no fixed number is right.
@@ -132,18 +133,75 @@ def choose(
     Returns: the numbers, 0 where a draft costs more than it brings, and the gain: tokens a second of such a step, in
     those of a plain one; 1.0 when nothing is chosen.
     """
-    offers = sorted((-chance, i, s) for s, own in enumerate(chances) for i, chance in enumerate(own))
+    offers = _likeliest(chances)
+    n, gain = _n_worth(offers[:n_drafts_max], seconds, n_rows=n_rows, wait_s=wait_s, stops_early=False)
+    return _shares(offers[:n], len(chances)), gain
+
+
+def n_worth(
+    chances: Sequence[Sequence[float]],
+    seconds: Callable[[int], float],
+    *,
+    n_rows: int,
+    n_drafts_max: int,
+    stops_early: bool = False,
+) -> int:
+    """Give how many drafts in all a step of `n_rows` rows should compute; arguments as `choose`'s.
+
+    `stops_early`: at the first draft that makes the step no better, even if later ones would. Only then may the numbers
+    come from this same step's confidences where drafts are accepted by rejection (`share`).
+
+    Source: DSpark (Cheng et al. 2026, arXiv:2607.05147), confidence-scheduled verification.
+    """
+    offers = _likeliest(chances)[:n_drafts_max]
+    return _n_worth(offers, seconds, n_rows=n_rows, wait_s=0.0, stops_early=stops_early)[0]
+
+
+def share(chances: Sequence[Sequence[float]], n_drafts: int) -> list[int]:
+    """Give the `n_drafts` likeliest drafts to their sequences; with fewer there are, all of them.
+
+    What is computed of a sequence is a prefix of its drafts, as its chances do not grow.
+
+    **When acceptance by rejection stays lossless.** Whether a draft is computed may depend on what was drafted before it,
+    and not on itself or what is behind it. Chances that fall come in order, so when `share` or an early stop takes a
+    draft in, it has not looked at later ones of that sequence; its own chance must not be read off its own token
+    (DSpark's confidence reads the token before). The number handed in here must know nothing of this step's drafts
+    either: confidences two steps old do not. The best number by this step's own, `choose`'s, does, and biases the
+    output. Verification by matching, the engine's, needs none of this: its output does not depend on what is computed
+    (decision 0008). `tests/unit/spec/test_budget_lossless.py` has the counter-example for all of them.
+
+    Source: as `n_worth`'s.
+    """
+    return _shares(_likeliest(chances)[:n_drafts], len(chances))
+
+
+_Offer = tuple[float, int, int]  # chance, negative; place in its sequence; sequence
+
+
+def _likeliest(chances: Sequence[Sequence[float]]) -> list[_Offer]:
+    return sorted((-chance, i, s) for s, own in enumerate(chances) for i, chance in enumerate(own))
+
+
+def _n_worth(
+    offers: list[_Offer], seconds: Callable[[int], float], *, n_rows: int, wait_s: float, stops_early: bool
+) -> tuple[int, float]:
     plain = n_rows / seconds(n_rows)
     best, n_best, expected = plain, 0, float(n_rows)
-    for n, (negative, _, _) in enumerate(offers[:n_drafts_max], 1):
+    for n, (negative, _, _) in enumerate(offers, 1):
         expected -= negative
         rate = expected / (seconds(n_rows + n) + wait_s)
         if rate > best:
             best, n_best = rate, n
-    numbers = [0] * len(chances)
-    for _, _, s in offers[:n_best]:
+        elif stops_early:
+            break
+    return n_best, best / plain
+
+
+def _shares(offers: list[_Offer], n_sequences: int) -> list[int]:
+    numbers = [0] * n_sequences
+    for _, _, s in offers:
         numbers[s] += 1
-    return numbers, best / plain
+    return numbers
 
 
 def n_for_batch(ranges: Sequence[tuple[int, int, int]], n_sequences: int, n_default: int) -> int:

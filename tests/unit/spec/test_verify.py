@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tiercel.spec.budget import choose
 from tiercel.spec.verify import NO_DRAFT, Stream, block, greedy, gumbels, matching, standard, uniforms
 
 N = 200_000
@@ -133,32 +132,3 @@ def test_streams_differ_and_are_functions_of_seed_and_position():
         gumbels(4, 5, Stream.DRAFT, ids),
     ):
         assert (gumbels(3, 5, Stream.DRAFT, ids) != other).any()
-
-
-@pytest.mark.parametrize("matches", [False, True])
-def test_rows_chosen_by_live_confidences_bias_rejection_and_not_matching(matches):
-    """DSpark's counter-example: one draft alone is not worth its row, and the next one's confidence, which depends on
-    what was drafted first, decides whether either is computed. Drafted is token 0 or 1, evenly; the target's own
-    distribution is (.7, .3). Source: Cheng et al. 2026, arXiv:2607.05147.
-    """
-    p, q = np.array([0.7, 0.3]), np.array([0.5, 0.5])
-    ids = np.arange(2 * N)
-    own = draw(p, gumbels(5, 3, Stream.TARGET, ids).reshape(N, 2))
-    drafts = draw(np.tile(q, (N, 1)), gumbels(5, 3, Stream.DRAFT, ids).reshape(N, 2))
-    first = np.minimum(p, q).sum()
-    seconds = {1: 1.0, 2: 1.9, 3: 2.0}.__getitem__
-    (none,), _ = choose([[first, 0.05 * first]], seconds, n_rows=1, n_drafts_max=2)
-    (both,), _ = choose([[first, 0.95 * first]], seconds, n_rows=1, n_drafts_max=2)
-    assert (none, both) == (0, 2)
-    is_computed = drafts == 0  # behind token 0 the drafter is sure of the next one
-    if matches:
-        verified = matching(np.stack([own, own], axis=1), drafts[:, None])
-    else:
-        rows = np.broadcast_to(np.stack([p, p]), (N, 2, 2))
-        residual = np.stack([gumbels(5, i, Stream.RESIDUAL, ids).reshape(N, 2) for i in (3, 4)], axis=1)
-        verified = standard(
-            rows, np.broadcast_to(q, (N, 1, 2)), drafts[:, None], uniforms(5, 3, np.arange(N))[:, None], residual
-        )
-    emitted = np.where(is_computed, verified.token_ids[:, 0], own)
-    want = p if matches else np.array([0.85, 0.15])
-    assert chi_square(emitted, want) < CHI_SQUARE_3
