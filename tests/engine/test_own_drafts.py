@@ -174,6 +174,28 @@ def test_drafting_that_does_not_pay_stops_and_is_tried_again_more_and_more_seldo
     assert not told.is_drafting
 
 
+def test_a_request_whose_drafts_do_not_pay_goes_without_beside_one_whose_do():
+    other = [2, 7, 1, 8]
+    answer = expected_tokens(other, 2500, SamplingParams(temperature=0.0))
+
+    def drafts(tokens, n):
+        if tokens[: len(other)] != other:
+            return right(tokens, n)
+        ids = [*other, *answer][len(tokens) : len(tokens) + n]
+        return [(i + 1) % 97 for i in ids], [0.02] * len(ids)
+
+    bench, speculation = bench_of(drafts, row_ns=100_000, draft_ns=50_000)
+    bench.add("a", PROMPT, max_tokens=400, temperature=0.0)
+    bench.add("b", other, max_tokens=120, temperature=0.0)
+    bench.run()
+    assert (bench.tokens["a"], bench.tokens["b"]) == (WANT[:400], answer[:120])
+    counts = speculation.counts
+    assert counts.n_passed_over > 40  # of some 110 steps of b's
+    assert counts.n_accepted_tokens > 0.9 * counts.n_draft_tokens  # a's
+    assert counts.n_switched_off == 0
+    assert bench.core.snapshot.speculation.n_passed_over == counts.n_passed_over
+
+
 @pytest.mark.parametrize(("n_prompt", "is_adaptive"), [(300, True), (300, False), (100, True)])
 def test_no_drafts_are_made_or_computed_beside_a_long_prompt(n_prompt, is_adaptive):
     """The prompt would wait for them."""

@@ -284,6 +284,45 @@ def test_it_leaves_alone_what_does_not_pay(slope, p_right):
     assert speculation.counts.n_draft_tokens < 100  # of 1,600: what it takes to learn that
 
 
+def test_a_request_whose_guesses_are_wrong_goes_without_beside_one_whose_come():
+    class Half(KnowingDrafter):
+        def begin(self, prompt_ids, *, shares):
+            if prompt_ids == PROMPT:
+                return super().begin(prompt_ids, shares=shares)
+            self.n_begun += 1
+            return Wrong(self)
+
+    class Wrong:
+        def __init__(self, drafter):
+            self.drafter, self.n = drafter, 0
+
+        def extend(self, token_ids):
+            self.n += len(token_ids)
+
+        def propose(self, n_max):
+            came = (other_answer[self.n : self.n + n_max] + [0] * n_max)[:n_max]
+            return Proposal([(i + 1) % 97 for i in came], [0.9] * n_max, 12)
+
+        def end(self):
+            self.drafter.n_ended += 1
+
+    other = [2, 7, 1, 8]
+    other_answer = expected_tokens(other, 320, GREEDY)
+    runner = Timed(make_limits(max_logits_rows=96, max_step_tokens=96, max_len_tokens=1024, n_pages=400))
+    runner.slope = 0.05
+    answers = {tuple(PROMPT): [expected_tokens(PROMPT, 820, GREEDY)]}
+    speculation = adaptive(Half(answers, p_right=1.0), 8, clock=lambda: runner.now_s)
+    bench = Bench(runner=runner, speculation=speculation, max_draft_rows=24)
+    bench.add("a", PROMPT, max_tokens=800, temperature=0.0)
+    bench.add("b", other, max_tokens=300, temperature=0.0)
+    bench.run()
+    assert (bench.tokens["a"], bench.tokens["b"]) == (answers[tuple(PROMPT)][0][:800], other_answer[:300])
+    counts = speculation.counts
+    assert counts.n_accepted_tokens > 0.8 * counts.n_draft_tokens > 100  # a's
+    assert counts.n_passed_over > 100  # of 300 steps of b's
+    assert bench.core.snapshot.speculation.n_passed_over == counts.n_passed_over
+
+
 def test_it_gives_up_where_the_clock_says_that_waiting_costs_more_than_it_brings():
     """Whatever its estimates say: right drafts, cheap rows, and an engine that takes twenty milliseconds a step."""
     speculation, runner = play_timed(0.05, 1.0, n_tokens=900, late_s=0.02)

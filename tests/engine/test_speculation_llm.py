@@ -127,6 +127,7 @@ async def test_metrics_tell_what_was_drafted_and_accepted_where(folder):
     assert float(found["budget"]) == stats["n_chosen_rows"] > 0
     assert float(found["active"]) == stats["is_drafting"]
     assert float(found["switched_off_total"]) == stats["n_switched_off"]
+    assert float(found["passed_over_total"]) == stats["n_passed_over"]
     assert re.search(r"^tiercel:drafter_failures_total\{.*\} 0\.0$", text, re.MULTILINE)
     seconds = dict(re.findall(r'^tiercel:spec_decode_seconds_total\{.*part="(\w+)"\} (\S+)$', text, re.MULTILINE))
     assert float(seconds["draft"]) == stats["drafter_s"] > 0.0

@@ -119,8 +119,10 @@ def _told_of_drafts(stats: dict[str, Any]) -> str | None:
     n_drafts, n_drafted, n_accepted, n_steps, n_rows, n_failures = (stats.pop(name, 0) for name in names)
     draft_s, verify_s = stats.pop("drafter_s", 0.0), stats.pop("verify_s", 0.0)
     by_position, n_off = stats.pop("n_accepted_by_position", []), stats.pop("n_switched_off", 0)
+    n_passed = stats.pop("n_passed_over", 0)
     stats.pop("is_drafting", None)
     failed = f"; it stopped {n_off} times, as it did not pay" if n_off else ""
+    failed += f"; {n_passed} drafts were not worth a row" if n_passed else ""
     failed += f"; {n_failures} drafters failed" if n_failures else ""
     if not n_drafts:
         return f"speculation: nothing was drafted; guessing took {draft_s:.4g} s{failed}"

@@ -152,7 +152,10 @@ class OwnDrafts:
                 n_emitted[place] += 1
         for place, n in n_emitted.items():
             sequence = step.sequences[place]
-            if not drafted[place] or n == 0 or sequence.state is State.FINISHED:
+            if n == 0 or sequence.state is State.FINISHED:
+                continue
+            if not drafted[place]:
+                counts.n_passed_over += self._settings.is_adaptive and bool(self._confidences.get(sequence))
                 continue
             counts.n_drafts += 1
             counts.n_draft_tokens += drafted[place]

@@ -239,6 +239,7 @@ class Speculation:
             for (sequence, _), n in zip(ready, numbers, strict=True):
                 if sequence.n_total == len(sequence.token_ids):  # what was planned ahead is seen first
                     sequence.n_drafts_wanted = n
+                    self.counts.n_passed_over += not n and bool(sequence.foretold)
 
     def _decide(self, gain: float, n_rows: int) -> None:
         """Decide whether to wait, by what drafts would bring."""

@@ -24,6 +24,7 @@ class SpeculationCounts(msgspec.Struct):
     drafter_s: float = 0.0  # spent on guessing, on the engine's thread
     verify_s: float = 0.0  # computing of steps that had drafts
     n_switched_off: int = 0  # times drafting stopped for a while, as it did not pay
+    n_passed_over: int = 0  # steps of a sequence that had drafts, none of them worth its row
     n_chosen_rows: int = 0  # draft rows of the last step that had any
     is_drafting: bool = False  # whether the next step may have drafts
 
@@ -41,6 +42,7 @@ class SpeculationCounts(msgspec.Struct):
             or self.n_failures != newer.n_failures
             or self.drafter_s != newer.drafter_s
             or self.n_switched_off != newer.n_switched_off
+            or self.n_passed_over != newer.n_passed_over
             or self.is_drafting != newer.is_drafting
         )
 

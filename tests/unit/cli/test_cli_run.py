@@ -279,9 +279,10 @@ def test_an_answer_without_text_is_an_empty_line():
                 "n_accepted_by_position": [0, 0],
                 "n_failures": 2,
                 "n_switched_off": 3,
+                "n_passed_over": 7,
                 "is_drafting": False,
             },
-            ["nothing was drafted", "it stopped 3 times", "2 drafters failed"],
+            ["nothing was drafted", "it stopped 3 times", "7 drafts were not worth a row", "2 drafters failed"],
         ),
     ],
 )

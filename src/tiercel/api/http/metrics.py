@@ -242,6 +242,9 @@ class Metrics(Collector):
         text = "Times drafting stopped for a while, as it brought less than it took"
         offs = (("load", drafts.n_switched_off),)
         yield self._own_by(CounterMetricFamily, "spec_decode_switched_off", text, offs, label="kind")
+        text = "Times a request had drafts for a step, none of which was worth computing"
+        passed = (("request", drafts.n_passed_over),)
+        yield self._own_by(CounterMetricFamily, "spec_decode_passed_over", text, passed, label="kind")
         text = "Drafters that failed, or proposed what is no token; the requests went on without"
         yield self._own_by(CounterMetricFamily, "drafter_failures", text, (("any", drafts.n_failures),), label="kind")
         for name, text in _ALWAYS_ZERO:
