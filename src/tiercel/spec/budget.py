@@ -162,7 +162,7 @@ def share(chances: Sequence[Sequence[float]], n_drafts: int) -> list[int]:
 
     What is computed of a sequence is a prefix of its drafts, as its chances do not grow.
 
-    **When acceptance by rejection stays lossless.** Whether a draft is computed may depend on what was drafted before it,
+    **When acceptance by rejection stays lossless.** Whether a draft is computed may depend on what was drafted before,
     and not on itself or what is behind it. Chances that fall come in order, so when `share` or an early stop takes a
     draft in, it has not looked at later ones of that sequence; its own chance must not be read off its own token
     (DSpark's confidence reads the token before). The number handed in here must know nothing of this step's drafts
