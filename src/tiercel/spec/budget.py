@@ -165,9 +165,9 @@ def share(chances: Sequence[Sequence[float]], n_drafts: int) -> list[int]:
     **When acceptance by rejection stays lossless.** Whether a draft is computed may depend on what was drafted before,
     and not on itself or what is behind it. Chances that fall come in order, so when `share` or an early stop takes a
     draft in, it has not looked at later ones of that sequence; its own chance must not be read off its own token
-    (DSpark's confidence reads the token before). The number handed in here must know nothing of this step's drafts
-    either: confidences two steps old do not. The best number by this step's own, `choose`'s, does, and biases the
-    output. Verification by matching, the engine's, needs none of this: its output does not depend on what is computed
+    (DSpark's confidence reads the token before). The number handed in must come from an early stop, or know
+    nothing of this step's drafts, as confidences two steps old do. The best number by this step's own, `choose`'s,
+    biases the output. Verification by matching, the engine's, needs none of this: its output does not depend on what is computed
     (decision 0008). `tests/unit/spec/test_budget_lossless.py` has the counter-example for all of them.
 
     Source: as `n_worth`'s.
