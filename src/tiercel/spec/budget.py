@@ -167,8 +167,8 @@ def share(chances: Sequence[Sequence[float]], n_drafts: int) -> list[int]:
     draft in, it has not looked at later ones of that sequence; its own chance must not be read off its own token
     (DSpark's confidence reads the token before). The number handed in must come from an early stop, or know
     nothing of this step's drafts, as confidences two steps old do. The best number by this step's own, `choose`'s,
-    biases the output. Verification by matching, the engine's, needs none of this: its output does not depend on what is computed
-    (decision 0008). `tests/unit/spec/test_budget_lossless.py` has the counter-example for all of them.
+    biases the output. Verification by matching, the engine's, needs none of this: its output does not depend on what is
+    computed (decision 0008). `tests/unit/spec/test_budget_lossless.py` has the counter-example for all of them.
 
     Source: as `n_worth`'s.
     """
