@@ -57,7 +57,9 @@ class Drafter:
             return self._head.loss(params, rows.flatten(0, 1), slots)
 
     def overlaps(self, params: Params, batch: Tensors) -> Tensor:
-        """Return each slot's chance that a sampled draft is accepted, the text's own tokens before it; [B, A, K]."""
+        """Return how much of the target's distribution the drafter's has at each slot, the text's own tokens before it;
+        [B, A, K]. Rejection would accept so many sampled drafts; matching accepts fewer (decision 0008).
+        """
         rows = self._forced_rows(params, batch)
         slots = self._slots(batch)
         logits = self._head.logits(params, rows.flatten(0, 1), slots.before)

@@ -39,7 +39,9 @@ def draft_texts(
 def mean_overlaps(
     drafter: Drafter, params: Mapping[str, Tensor], texts: Sequence[Conversation], files: TapFiles
 ) -> npt.NDArray[np.float64]:
-    """Return each slot's mean chance that a sampled draft is accepted, the texts' own tokens before it; [K]."""
+    """Return how much of the target's distribution the drafter's has at each slot, the texts' own tokens before it;
+    [K].
+    """
     total, count = np.zeros(drafter.shape.n_slots), np.zeros(drafter.shape.n_slots)
     for text in texts:
         for batch in _batches(drafter, text, files):
@@ -72,7 +74,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure everything that a report tells.
 
-    Returns: plain numbers and lists, ready for JSON. `tokens_a_step` by the number of drafts, `survival` and `sampled`
+    Returns: plain numbers and lists, ready for JSON. `tokens_a_step` by the number of drafts, `survival` and `overlap`
     by slot, `ngram` by the least length that is looked up, and the calibration, which is fitted on half of the texts
     and judged on the others.
     """
@@ -92,7 +94,6 @@ def measure(
         "tokens_a_step_95": [round(x, 4) for x in _spread(drafts)],
         "survival": [round(float(x), 4) for x in whole.survival],
         "overlap": [round(float(x), 4) for x in overlap],
-        "sampled_tokens_a_step": round(1.0 + float(np.cumprod(overlap).sum()), 4),
         "ngram_tokens_a_step": ngram,
         "confidence": {
             "temperatures": [round(float(x), 4) for x in fitted.temperatures],

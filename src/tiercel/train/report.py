@@ -44,7 +44,7 @@ def pictures(training: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str,
         ),
         "survival": lines(
             "How often a draft and all before it come",
-            [("greedy", slots, found["survival"]), ("chance if sampled", slots, _products(found["overlap"]))],
+            [("greedy", slots, found["survival"])],
             "draft",
         ),
         "tokens": lines("Tokens a step by the drafts made", [("greedy", slots, tokens)], "drafts a step"),
@@ -81,16 +81,16 @@ def report(training: Mapping[str, Any], found: Mapping[str, Any]) -> str:
             f"# {training['kind']} for {training['target']}",
             "",
             f"Walked through {found['n_texts']} greedy answers that were not learned from ({found['n_tokens']:,} "
-            f"tokens): **{best:.2f} tokens a step** (95 % of resampled texts: {low:.2f} to {high:.2f}). Sampling at "
-            f"temperature 1 would give {found['sampled_tokens_a_step']:.2f}. Prompt lookup on the same texts: {ngram}.",
+            f"tokens): **{best:.2f} tokens a step** (95 % of resampled texts: {low:.2f} to {high:.2f}). Prompt lookup "
+            f"on the same texts: {ngram}.",
             "",
-            "| drafts | tokens a step | comes (greedy) | overlap (sampled) | temperature of its confidence |",
+            "| drafts | tokens a step | comes | overlap | temperature of its confidence |",
             "| --- | --- | --- | --- | --- |",
             *rows,
             "",
-            "*Comes*: the part of steps in which this draft and all before it were the target's. *Overlap*: the mean "
-            "chance that a sampled draft is accepted, the target's own tokens before it. Temperatures were fitted on "
-            "half of the texts; the picture shows the error on the others.",
+            "*Comes*: the part of steps in which this draft and all before it were the target's. *Overlap*: how much "
+            "of the target's distribution the drafter's has, the target's own tokens before it (1 less their total "
+            "variation). Temperatures were fitted on half of the texts; the picture shows the error on the others.",
             "",
             *(f"![{name}]({name}.svg)\n" for name in pictures(training, found)),
             "## How it was made",
@@ -152,11 +152,3 @@ def _facts(training: Mapping[str, Any]) -> list[str]:
         f"{training['device']} ({training['threads']} threads, {training['precision']}), seed {training['seed']}, "
         f"learning rate {training['learning_rate']:g}; torch {training['torch']}",
     ]
-
-
-def _products(overlaps: list[float]) -> list[float]:
-    found, chance = [], 1.0
-    for one in overlaps:
-        chance *= one
-        found.append(chance)
-    return found
