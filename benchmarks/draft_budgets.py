@@ -25,7 +25,7 @@ from tiercel.bench.texts import question
 
 N_OUT = 128
 N_WARMUPS = 2
-N_TOKENS = 2000  # of a load's rounds, of each contestant
+N_TOKENS, N_ROUNDS_MIN = 2000, 10  # of a load, of each contestant
 MEASURE = "stream_tok_s"
 
 
@@ -45,7 +45,7 @@ def compare(engines: dict[str, OurEngine], n_streams: int) -> dict[str, dict[str
     """Let all answer, round by round."""
     found: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
     names = list(engines)
-    n_rounds = max(4, N_TOKENS // (N_OUT * n_streams))
+    n_rounds = max(N_ROUNDS_MIN, N_TOKENS // (N_OUT * n_streams))
     for i in range(N_WARMUPS + n_rounds):
         first = 1000 * n_streams + i * n_streams
         requests = [Request(tuple(engines["off"].ask(question("chat", first + k))), N_OUT) for k in range(n_streams)]
