@@ -33,7 +33,7 @@ class DrafterStalled(RuntimeError):
 
 
 class DrafterFailed(RuntimeError):
-    """It threw what is no Exception, as `sys.exit` does."""
+    """It threw; this says what, in a text made on its own thread."""
 
 
 class GuardedDrafter:
@@ -73,7 +73,7 @@ class GuardedDrafter:
             try:
                 getattr(self.inner, call)()
             except BaseException as error:  # noqa: BLE001  a thread's boundary
-                self.keep(_as_exception(error))
+                self.keep(_told(error))
 
     def put(self, work: Callable[[], None]) -> None:
         """Have `work`, which does not throw, done on the drafter's thread, behind what is there."""
@@ -175,7 +175,7 @@ class GuardedSequence:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001  a thread's boundary: raised to whoever asks next
-                self._error = _as_exception(error)
+                self._error = _told(error)
                 self._answered.set()
 
         self._drafter.put(guarded)
@@ -246,17 +246,17 @@ class GuardedSequence:
                 try:
                     self._inner.end()
                 except BaseException as thrown:  # noqa: BLE001  a thread's boundary
-                    error = error or _as_exception(thrown)
+                    error = error or _told(thrown)
             if error is not None and not self._is_raised:
                 self._drafter.keep(error)
 
         self._drafter.put(work)
 
 
-def _as_exception(error: BaseException) -> Exception:
-    """Give what may be raised on any thread and ends none."""
-    if isinstance(error, Exception):
-        return error
-    failed = DrafterFailed(repr(error))
-    failed.__cause__ = error
-    return failed
+def _told(error: BaseException) -> Exception:
+    """Give what may be raised and printed on any thread, and ends none: no object of a drafter's, nor `SystemExit`."""
+    try:
+        text = repr(error)
+    except BaseException as worse:  # noqa: BLE001  it is a drafter's own, too
+        text = f"{type(error).__name__}, whose text cannot be had ({type(worse).__name__})"
+    return DrafterFailed(text)
