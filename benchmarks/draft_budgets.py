@@ -25,7 +25,7 @@ from tiercel.bench.texts import question
 
 N_OUT = 128
 N_WARMUPS = 2
-N_TOKENS, N_ROUNDS_MIN = 2000, 10  # of a load, of each contestant
+N_TOKENS, N_ROUNDS_MIN = 2000, 20  # of a load, of each contestant
 MEASURE = "stream_tok_s"
 
 
