@@ -3,9 +3,9 @@
 from tier_chaos import run
 
 
-def test_300_requests_on_failing_disks_get_the_tokens_they_get_alone(tmp_path):
-    counts = run(7, 300, tmp_path)
-    assert counts["requests"] == 300
+def test_2000_requests_on_failing_disks_get_the_tokens_they_get_alone(tmp_path):
+    counts = run(7, 2000, tmp_path)
+    assert counts["requests"] == 2000
     assert counts["tokens loaded"] > 0
     assert sum(n for what, n in counts.items() if what.startswith("lie")) > 0
     assert counts["n_pages_failed"] + counts["n_pages_late"] > 0

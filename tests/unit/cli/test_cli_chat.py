@@ -230,6 +230,8 @@ def own_terminal():
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # A shell's background jobs ignore Ctrl-C, and so would what they start, tests and their chats included.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
