@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tiercel/kernels.hpp"
+#include "tiercel/verify.hpp"
 
 namespace tiercel {
 // "float16", "float32" or "int8"; ValueError otherwise.
@@ -15,6 +16,9 @@ KvType kv_type_named(const std::string& name);
 // A name of ops/activations.py, and of a router's scores; ValueError otherwise.
 Activation activation_named(const std::string& name);
 Scores scores_named(const std::string& name);
+
+// "matching", "standard" or "block"; ValueError otherwise.
+Verification verification_named(const std::string& name);
 
 void bind_linear(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);

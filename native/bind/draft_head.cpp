@@ -6,11 +6,13 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "bind.hpp"
@@ -86,9 +88,11 @@ std::shared_ptr<DraftHead> make_draft_head(const std::string& kind, int64_t voca
   return std::make_shared<DraftHead>(kernel_level(i), std::move(spec));
 }
 
-std::pair<std::vector<int32_t>, std::vector<float>> pick_door(const DraftHead& head, const FloatRows& logits,
-                                                              const std::optional<FloatRows>& hidden, int32_t anchor,
-                                                              const SamplerParams* params, int64_t position) {
+using Odds = std::vector<std::pair<std::vector<int32_t>, std::vector<double>>>;
+
+std::tuple<std::vector<int32_t>, std::vector<float>, Odds> pick_door(const DraftHead& head, const FloatRows& logits,
+                                                                     const std::optional<FloatRows>& hidden, int32_t anchor,
+                                                                     const SamplerParams* params, int64_t position, bool apart) {
   const auto k = static_cast<int64_t>(logits.shape(0)), width = static_cast<int64_t>(logits.shape(1));
   if (width != head.vocab())
     refuse("logits: got " + std::to_string(width) + " columns; " + std::to_string(head.vocab()) + " ids are drafted");
@@ -101,9 +105,30 @@ std::pair<std::vector<int32_t>, std::vector<float>> pick_door(const DraftHead& h
   DraftHead::Scratch scratch(head);
   std::vector<int32_t> tokens(static_cast<size_t>(k));
   std::vector<float> confidence(static_cast<size_t>(k));
-  head.pick({logits.data(), width, hidden ? hidden->data() : nullptr, e, anchor, params, position}, k, scratch, tokens.data(),
-            confidence.data());
-  return {tokens, confidence};
+  std::vector<int32_t> n_odds(static_cast<size_t>(k)), ids(static_cast<size_t>(k * head.n_choices()));
+  std::vector<double> q(ids.size());
+  const DraftHead::Kept kept{n_odds.data(), ids.data(), q.data()};
+  head.pick({logits.data(), width, hidden ? hidden->data() : nullptr, e, anchor, params, position, apart ? &kept : nullptr}, k, scratch,
+            tokens.data(), confidence.data());
+  Odds odds;
+  for (int64_t i = 0; apart && i < k; ++i) {
+    const int64_t from = i * head.n_choices(), to = from + n_odds[static_cast<size_t>(i)];
+    odds.push_back({{ids.begin() + from, ids.begin() + to}, {q.begin() + from, q.begin() + to}});
+  }
+  return {tokens, confidence, odds};
+}
+
+std::pair<std::vector<int32_t>, std::vector<float>> pick_coupled_door(const DraftHead& head, const FloatRows& logits,
+                                                                      const std::optional<FloatRows>& hidden, int32_t anchor,
+                                                                      const SamplerParams* params, int64_t position) {
+  auto [tokens, confidence, odds] = pick_door(head, logits, hidden, anchor, params, position, false);
+  return {std::move(tokens), std::move(confidence)};
+}
+
+std::tuple<std::vector<int32_t>, std::vector<float>, Odds> pick_apart_door(const DraftHead& head, const FloatRows& logits,
+                                                                           const std::optional<FloatRows>& hidden, int32_t anchor,
+                                                                           const SamplerParams* params, int64_t position) {
+  return pick_door(head, logits, hidden, anchor, params, position, true);
 }
 
 } // namespace
@@ -112,8 +137,10 @@ void bind_draft_head(nb::module_& m) {
   nb::class_<DraftHead>(m, "DraftHead", "Picks drafts from a draft pass's logits; made by make_draft_head, immutable.")
       .def_prop_ro("vocab", &DraftHead::vocab, "Ids that are drafted: columns of logits.")
       .def_prop_ro("hidden_width", &DraftHead::hidden_width, "Columns of a hidden row that are read; 0: none is.")
-      .def("pick", &pick_door, "logits"_a, "hidden"_a.none(), "anchor"_a, "params"_a.none() = nb::none(), "position"_a = 0,
-           "Target ids and confidences of as many drafts as there are rows. For tests: allocates its scratch at each call.");
+      .def("pick", &pick_coupled_door, "logits"_a, "hidden"_a.none(), "anchor"_a, "params"_a.none() = nb::none(), "position"_a = 0,
+           "Target ids and confidences of as many drafts as there are rows. For tests: allocates its scratch at each call.")
+      .def("pick_apart", &pick_apart_door, "logits"_a, "hidden"_a.none(), "anchor"_a, "params"_a.none() = nb::none(), "position"_a = 0,
+           "The same of drafts drawn apart, and what each was drawn from: ids, and their chances.");
   m.def("make_draft_head", &make_draft_head, "kind"_a, "vocab"_a, "target_vocab"_a, "weights"_a, nb::kw_only(), "markov"_a = "vanilla",
         "topk"_a = 0, "confidence_reads_markov"_a = false, "d2t"_a = nb::none(), "level"_a = nb::none(),
         "weights: float32 arrays by role. markov: w1 [V, r], w2 [D, r]; gate [r, E + r] and gate_bias [r] if gated, joint [3 r, 2 r + E] "

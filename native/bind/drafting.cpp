@@ -39,6 +39,13 @@ std::unique_ptr<Drafting> DraftRecording::make(const KvPool& pool, int64_t n_slo
   return std::make_unique<Drafting>(std::move(made), head, setup, n_slots, max_len, max_tokens, n_token_ids);
 }
 
+static Draws draws_named(const std::string& name) {
+  if (name == "coupled") return Draws::Coupled;
+  if (name == "apart") return Draws::Apart;
+  if (name == "likeliest") return Draws::Likeliest;
+  throw nb::value_error("draws: needs to be coupled, apart or likeliest");
+}
+
 // A program, its arena's size, and where its logits and the rows that it gives out stand.
 using Module = std::tuple<Recording*, int64_t, Buffer, std::optional<Buffer>>;
 
@@ -48,7 +55,7 @@ void bind_drafting(nb::module_& m) {
           "__init__",
           [](DraftRecording* self, const std::vector<Module>& modules, std::shared_ptr<DraftHead> head, const std::string& kind,
              int32_t n_draft_max, std::tuple<int32_t, int32_t, int32_t> block, std::pair<int64_t, int64_t> max_rows,
-             std::optional<Buffer> target_hidden) {
+             std::optional<Buffer> target_hidden, const std::string& draws) {
             if (kind != "block" && kind != "chain") throw nb::value_error("kind: needs to be block or chain");
             const auto [n_block_rows, first_logits_row, mask_token] = block;
             const bool is_block = kind == "block";
@@ -59,6 +66,7 @@ void bind_drafting(nb::module_& m) {
             DraftSetup setup{is_block ? DraftKind::Block : DraftKind::Chain, n_draft_max, n_block_rows, first_logits_row, mask_token};
             if (target_hidden) setup.target_hidden = place_of(*target_hidden);
             setup.gives_hidden = true;
+            setup.draws = draws_named(draws);
             for (const auto& [recording, arena_bytes, logits, hidden] : modules) {
               if (!recording->program) throw nb::value_error("Drafting: this program is already in use");
               setup.gives_hidden = setup.gives_hidden && hidden;
@@ -72,18 +80,20 @@ void bind_drafting(nb::module_& m) {
                                        place_of(logits),
                                        hidden ? place_of(*hidden) : BufferRef{}});
           },
-          "modules"_a, "head"_a, "kind"_a, "n_draft_max"_a, "block"_a, "max_rows"_a, "target_hidden"_a = nb::none());
+          "modules"_a, "head"_a, "kind"_a, "n_draft_max"_a, "block"_a, "max_rows"_a, "target_hidden"_a = nb::none(), "draws"_a = "coupled");
   m.def(
       "choose_drafts",
-      [](const std::vector<std::vector<float>>& confidence, int64_t n_rows, std::vector<double> step_seconds, std::vector<double> chances) {
+      [](const std::vector<std::vector<float>>& confidence, int64_t n_rows, std::vector<double> step_seconds, std::vector<double> chances,
+         bool stops_early) {
         std::vector<const float*> rows;
         std::vector<int32_t> counts;
         for (const auto& own : confidence) rows.push_back(own.data()), counts.push_back(static_cast<int32_t>(own.size()));
         std::vector<DraftOffer> offers;
-        choose_drafts({std::move(step_seconds), std::move(chances)}, rows, n_rows, counts, offers);
+        choose_drafts({std::move(step_seconds), std::move(chances)}, rows, n_rows, counts, offers, stops_early);
         return counts;
       },
-      "confidence"_a, "n_rows"_a, "step_seconds"_a, "chances"_a, "How many of each sequence's drafts a step computes.");
+      "confidence"_a, "n_rows"_a, "step_seconds"_a, "chances"_a, "stops_early"_a = false,
+      "How many of each sequence's drafts a step computes.");
 }
 
 } // namespace tiercel

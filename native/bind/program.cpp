@@ -513,7 +513,8 @@ void bind_runner(nb::module_& m) {
           "__init__",
           [](BoundRunner* self, Recording& recording, std::shared_ptr<KvMemory> kv, int64_t arena_bytes, Buffer logits, int64_t vocab,
              int64_t n_slots, int64_t max_len, int64_t max_tokens, int64_t max_rows, std::vector<int32_t> cpus, int64_t n_token_ids,
-             bool is_pooling, int64_t state_slot_bytes, int64_t n_snapshots, int64_t max_trial_rows, DraftRecording* drafting) {
+             bool is_pooling, int64_t state_slot_bytes, int64_t n_snapshots, int64_t max_trial_rows, DraftRecording* drafting,
+             const std::string& verification) {
             if (!recording.program) throw nb::value_error("StepRunner: this program is already in use");
             if (!cpus.empty() && static_cast<int32_t>(cpus.size()) != recording.program->n_threads())
               throw nb::value_error("cpus: needs one processor for each thread, or none");
@@ -531,10 +532,11 @@ void bind_runner(nb::module_& m) {
             if (drafting && drafting->setup.kind == DraftKind::Chain &&
                 drafting->max_tokens < max_tokens + n_slots * (static_cast<int64_t>(drafting->modules.size()) - 1))
               throw nb::value_error("StepRunner: the drafter takes fewer rows than a step has");
-            auto runner = std::make_unique<StepRunner>(
-                std::move(recording.program),
-                StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling, n_snapshots}, std::move(cpus),
-                drafting ? drafting->make(pool, n_slots, max_len, n_token_ids) : nullptr);
+            auto runner =
+                std::make_unique<StepRunner>(std::move(recording.program),
+                                             StepLimits{n_slots, max_len, max_tokens, max_rows, pages_per_slot, n_token_ids, is_pooling,
+                                                        n_snapshots, verification_named(verification)},
+                                             std::move(cpus), drafting ? drafting->make(pool, n_slots, max_len, n_token_ids) : nullptr);
             if (drafting)
               for (const auto& m : drafting->modules)
                 recording.weights.insert(recording.weights.end(), m.recording.weights.begin(), m.recording.weights.end());
@@ -542,7 +544,7 @@ void bind_runner(nb::module_& m) {
           },
           "program"_a, "kv"_a, "arena_bytes"_a, "logits"_a, "vocab"_a, "n_slots"_a, "max_len"_a, "max_tokens"_a, "max_rows"_a, "cpus"_a,
           "n_token_ids"_a, "is_pooling"_a = false, "state_slot_bytes"_a = 0, "n_snapshots"_a = 0, "max_trial_rows"_a = 0,
-          "drafting"_a.none() = nb::none())
+          "drafting"_a.none() = nb::none(), "verification"_a = "matching")
       .def(
           "admit",
           [](BoundRunner& b, int64_t slot, const Ints& tokens, int64_t n_prompt, const SamplerParams& params,

@@ -3,11 +3,14 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "bind.hpp"
@@ -72,10 +75,10 @@ SamplerParams make_sampler_params(double temperature, double top_p, int64_t top_
   return p;
 }
 
-Argmax argmax_of(std::optional<int32_t> level) {
+SamplerKernels kernels_of(std::optional<int32_t> level) {
   const int32_t i = level.value_or(n_kernel_levels() - 1);
   require(i >= 0 && i < n_kernel_levels(), "level: must be in 0..n_kernel_levels()");
-  return kernel_level(i)->argmax;
+  return {kernel_level(i)->argmax, kernel_level(i)->exp_sum};
 }
 
 // Room for the answer of a test door.
@@ -88,7 +91,7 @@ struct Tops {
 
 SamplerScratch scratch_for(const Logits& logits, std::optional<int32_t> level) {
   require(logits.shape(0) > 0 && logits.shape(0) < kVocabMax, "logits: must hold 1..2^19 - 1 values");
-  return {static_cast<int64_t>(logits.shape(0)), argmax_of(level)};
+  return {static_cast<int64_t>(logits.shape(0)), kernels_of(level)};
 }
 
 Sampled sample_row_door(Logits logits, const SamplerParams& params, Tokens tokens, int64_t n_prompt, std::optional<int32_t> n_top,
@@ -115,7 +118,49 @@ Sampled score_row_door(Logits logits, int32_t token, int32_t n_top, std::optiona
   return {out.token, out.logprob, out.rank, tops.ids, tops.logprobs};
 }
 
+using LogitsRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Odds = std::vector<std::pair<Ids, std::vector<double>>>;
+
+// One sequence's rows as StepRunner verifies them: row i has draft i behind it, the last none.
+Ids verify_door(const std::string& how, LogitsRows logits, const Ids& drafts, const Odds& odds, const SamplerParams& params, Tokens tokens,
+                int64_t n_prompt) {
+  const auto k = static_cast<int64_t>(drafts.size()), v = static_cast<int64_t>(logits.shape(1));
+  require(static_cast<int64_t>(logits.shape(0)) == k + 1, "logits: a row for each draft and one more are needed");
+  require(static_cast<int64_t>(odds.size()) == k, "odds: as many as drafts are needed");
+  SamplerScratch scratch(v, kernels_of(std::nullopt));
+  Ids all(tokens.data(), tokens.data() + tokens.shape(0));
+  all.insert(all.end(), drafts.begin(), drafts.end());
+  const auto row = [&](int64_t i) {
+    return SampleRow{{logits.data() + i * v, static_cast<size_t>(v)}, {all.data(), tokens.shape(0) + static_cast<size_t>(i)}, n_prompt};
+  };
+  std::vector<std::vector<double>> p;
+  std::vector<TestedDraft> tested;
+  for (int64_t i = 0; i < k; ++i) {
+    const auto& [ids, q] = odds[static_cast<size_t>(i)];
+    const bool is_known = std::find(ids.begin(), ids.end(), drafts[static_cast<size_t>(i)]) != ids.end();
+    require(is_known && ids.size() == q.size(), "odds: a chance for each id, the draft among them, is needed");
+    for (const int32_t id : ids) require(id >= 0 && id < v, "odds: an id is outside the vocabulary");
+    p.emplace_back(ids.size());
+    if (!chances_of(params, row(i), scratch, ids, p.back())) p.back().clear();
+    tested.push_back({drafts[static_cast<size_t>(i)], {ids, q}, p.back()});
+  }
+  const auto [n, joint] = accept_drafts(verification_named(how), tested, params.seed, static_cast<uint32_t>(tokens.shape(0)));
+  Ids found(drafts.begin(), drafts.begin() + n);
+  const bool is_residual = n < k && !tested[static_cast<size_t>(n)].p.empty();
+  found.push_back((is_residual ? sample_residual(params, row(n), scratch, tested[static_cast<size_t>(n)].odds, joint, nullptr)
+                               : sample_row(params, row(n), scratch, nullptr))
+                      .token);
+  return found;
+}
+
 } // namespace
+
+Verification verification_named(const std::string& name) {
+  if (name == "matching") return Verification::Matching;
+  if (name == "standard") return Verification::Standard;
+  if (name == "block") return Verification::Block;
+  throw nb::value_error("verification: needs to be matching, standard or block");
+}
 
 void bind_sampler(nb::module_& m) {
   nb::class_<SamplerParams>(m, "SamplerParams", "What a slot asks of its tokens; made by make_sampler_params.");
@@ -128,6 +173,8 @@ void bind_sampler(nb::module_& m) {
         "One row's (token, logprob, rank, top ids, top logprobs). For tests: allocates its scratch at each call.");
   m.def("score_row", &score_row_door, "logits"_a, "token"_a, nb::kw_only(), "n_top"_a = 0, "level"_a = nb::none(),
         "The same for a given token. For tests.");
+  m.def("verify_drafts", &verify_door, "how"_a, "logits"_a, "drafts"_a, "odds"_a, "params"_a, "tokens"_a, "n_prompt"_a,
+        "The tokens that come of one sequence's drafts, verified by rejection; odds: of each, ids and chances. For tests.");
 }
 
 } // namespace tiercel

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "sampler_noise.hpp"
+#include "tiercel/verify.hpp"
 
 namespace tiercel {
 
@@ -115,8 +116,8 @@ DraftHead::Scratch::Scratch(const DraftHead& head)
     : z_(static_cast<size_t>((head.target_vocab() + kBlock - 1) / kBlock * kBlock), -kInf), block_max_(z_.size() / kBlock) {
   const auto n = static_cast<size_t>(head.spec_.topk), r = static_cast<size_t>(head.rank_);
   row_.resize(r > 0 && n == 0 ? static_cast<size_t>(head.vocab()) : 0);
-  candidates_.resize(n);
-  scores_.resize(n);
+  candidates_.resize(static_cast<size_t>(head.n_choices()));
+  scores_.resize(candidates_.size());
   rows_.resize(n * r);
   input_.resize(2 * r + static_cast<size_t>(head.hidden_));
   output_.resize(static_cast<size_t>(head.spec_.mix.n));
@@ -172,6 +173,11 @@ float DraftHead::confidence_of(int32_t before, const float* hidden, Scratch& s) 
 DraftHead::Pick DraftHead::pick_of_all(const float* logits, const Draw& draw, Scratch& s) const {
   const int64_t likeliest = kernels_->argmax(logits, spec_.vocab);
   if (likeliest < 0 || !std::isfinite(logits[likeliest])) return {-1, kNan};
+  if (draw.kept.n != nullptr) {
+    find_best(logits, spec_.vocab, n_choices(), s.candidates_.data());
+    for (size_t i = 0; i < s.candidates_.size(); ++i) s.scores_[i] = logits[s.candidates_[i]];
+    return pick_apart(n_choices(), draw, s);
+  }
   const float largest = logits[likeliest], t = draw.temperature;
   const float total = kernels_->exp_sum(logits, spec_.vocab, largest);
   if (t == 0.0f) return {target_id(likeliest), 1.0f / total};
@@ -203,6 +209,7 @@ DraftHead::Pick DraftHead::pick_of_best(const float* logits, const Draw& draw, S
     largest = std::max(largest, scores[i]);
   }
   if (!std::isfinite(largest)) return {-1, kNan};
+  if (draw.kept.n != nullptr) return pick_apart(n, draw, s);
   double total = 0.0, best = 0.0;
   int64_t chosen = -1;
   for (int64_t i = 0; i < n; ++i) {
@@ -217,6 +224,31 @@ DraftHead::Pick DraftHead::pick_of_best(const float* logits, const Draw& draw, S
     chosen = i;
   }
   return {target_id(ids[chosen]), static_cast<float>(std::exp(double{scores[chosen]} - double{largest}) / total)};
+}
+
+// Of n candidates by their scores, of which none is NaN and one finite; keeps what it draws from.
+DraftHead::Pick DraftHead::pick_apart(int64_t n, const Draw& draw, Scratch& s) const {
+  const float *scores = s.scores_.data(), largest = *std::max_element(scores, scores + n);
+  const sampler_noise::Key key{draw.seed, draw.position, Stream::Draft, draw.lane};
+  double total = 0.0, best = -std::numeric_limits<double>::infinity(), mean = 0.0;
+  int32_t n_kept = 0, token = -1;
+  for (int64_t i = 0; i < n; ++i) {
+    const double z = (double{scores[i]} - double{largest}) / double{draw.temperature}, weight = std::exp(z);
+    if (weight == 0.0) continue;
+    const int32_t id = target_id(s.candidates_[static_cast<size_t>(i)]);
+    const double value = z + sampler_noise::gumbel(sampler_noise::word_of(key, id));
+    if (value > best || (value == best && id < token)) best = value, token = id;
+    draw.kept.ids[n_kept] = id;
+    draw.kept.q[n_kept++] = weight;
+    total += weight;
+  }
+  for (int32_t i = 0; i < n_kept; ++i) {
+    const double q = draw.kept.q[i] / total;
+    draw.kept.q[i] = q;
+    mean += q * q;
+  }
+  *draw.kept.n = n_kept;
+  return {token, static_cast<float>(mean)};
 }
 
 DraftHead::Pick DraftHead::pick_next(int32_t before, const float* logits, const float* hidden, const Draw& draw, Scratch& s) const {
@@ -243,8 +275,17 @@ void DraftHead::pick(const Rows& rows, int64_t k, Scratch& scratch, int32_t* tok
   int32_t before = rows.anchor;
   for (int64_t i = 0; i < k; ++i) {
     if (before < 0 || before >= spec_.target_vocab) return;
-    const Draw draw{is_drawn ? static_cast<float>(rows.params->temperature) : 0.0f, is_drawn ? rows.params->seed : 0,
-                    static_cast<uint32_t>(rows.position + i)};
+    Draw draw{is_drawn ? static_cast<float>(rows.params->temperature) : 0.0f,
+              is_drawn ? rows.params->seed : 0,
+              static_cast<uint32_t>(rows.position + i),
+              0,
+              {}};
+    if (rows.kept != nullptr) rows.kept->n[i] = 0;
+    if (rows.kept != nullptr && is_drawn) {
+      draw.position = static_cast<uint32_t>(rows.position - rows.first);
+      draw.lane = static_cast<uint32_t>(rows.first + i);
+      draw.kept = {rows.kept->n + i, rows.kept->ids + i * n_choices(), rows.kept->q + i * n_choices()};
+    }
     const float* hidden = rows.hidden != nullptr ? rows.hidden + i * rows.ld_hidden : nullptr;
     const Pick found = pick_next(before, rows.logits + i * rows.ld_logits, hidden, draw, scratch);
     if (found.token < 0) return;

@@ -14,7 +14,7 @@ double DraftPolicy::seconds(int64_t n_rows) const {
 }
 
 void choose_drafts(const DraftPolicy& policy, std::span<const float* const> confidence, int64_t n_rows, std::span<int32_t> counts,
-                   std::vector<DraftOffer>& offers) {
+                   std::vector<DraftOffer>& offers, bool stops_early) {
   if (policy.step_seconds.empty()) return;
   offers.clear();
   for (size_t s = 0; s < counts.size(); ++s) {
@@ -36,7 +36,10 @@ void choose_drafts(const DraftPolicy& policy, std::span<const float* const> conf
   for (size_t n = 1; n <= offers.size(); ++n) {
     expected += offers[n - 1].survival;
     const double rate = expected / policy.seconds(n_rows + static_cast<int64_t>(n));
-    if (rate > best) best = rate, n_best = n;
+    if (rate > best)
+      best = rate, n_best = n;
+    else if (stops_early)
+      break;
   }
   std::fill(counts.begin(), counts.end(), 0);
   for (size_t n = 0; n < n_best; ++n) ++counts[static_cast<size_t>(offers[n].seq)];
@@ -53,6 +56,9 @@ Drafting::Drafting(std::vector<DraftModule> modules, std::shared_ptr<const Draft
       slots_(static_cast<size_t>(n_slots)),
       ids_(static_cast<size_t>(n_slots * setup.n_draft_max)),
       chances_(static_cast<size_t>(n_slots * setup.n_draft_max)),
+      n_odds_(n_choices() > 0 ? chances_.size() : 0),
+      odds_ids_(n_odds_.size() * static_cast<size_t>(n_choices())),
+      odds_(odds_ids_.size()),
       policy_(std::make_shared<const DraftPolicy>()),
       given_(std::make_unique<Region>(max_tokens * row_bytes_)),
       kept_(std::make_unique<Region>(n_slots * (n_modules() - 1) * row_bytes_)) {
@@ -72,6 +78,13 @@ std::span<const int32_t> Drafting::drafts_of(int32_t slot, int64_t n_known) cons
 std::span<const float> Drafting::confidence_of(int32_t slot, int64_t n_known) const {
   const SlotDrafts& s = slots_[static_cast<size_t>(slot)];
   return {chances_.data() + int64_t{slot} * setup_.n_draft_max, s.from == n_known ? static_cast<size_t>(s.n) : 0};
+}
+
+DraftOdds Drafting::odds_of(int32_t slot, int64_t i) const {
+  if (n_odds_.empty()) return {};
+  const auto at = static_cast<size_t>(int64_t{slot} * setup_.n_draft_max + i), n = static_cast<size_t>(n_odds_[at]);
+  const size_t from = at * static_cast<size_t>(n_choices());
+  return {{odds_ids_.data() + from, n}, {odds_.data() + from, n}};
 }
 
 // A draft needs a place of its own in the slot's pages, and one after it for the token that its row gives.
@@ -163,13 +176,18 @@ void Drafting::pick(int32_t thread, int32_t n_threads) {
   for (size_t i = static_cast<size_t>(thread); i < picks_.size(); i += static_cast<size_t>(n_threads)) {
     const Pick& p = picks_[i];
     const float* logits = module.program->logits_row(p.logits_row);
+    const size_t first = n_odds_.empty() ? 0 : static_cast<size_t>(int64_t{p.slot} * setup_.n_draft_max + p.first);
+    const size_t first_choice = first * static_cast<size_t>(n_choices());
+    const DraftHead::Kept kept{n_odds_.data() + first, odds_ids_.data() + first_choice, odds_.data() + first_choice};
     const DraftHead::Rows rows{logits,
                                module.program->logits_row(p.logits_row + 1) - logits,
                                setup_.gives_hidden ? reinterpret_cast<const float*>(hidden_row(module_, p.row)) : nullptr,
                                ld_hidden,
                                p.anchor,
-                               p.params,
-                               p.n_tokens + p.first};
+                               setup_.draws == Draws::Likeliest ? nullptr : p.params,
+                               p.n_tokens + p.first,
+                               n_odds_.empty() ? nullptr : &kept,
+                               p.first};
     head_->pick(rows, p.n, scratch_[static_cast<size_t>(thread)], ids_of(p.slot) + p.first, chances_of(p.slot) + p.first);
   }
 }

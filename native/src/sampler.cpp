@@ -55,8 +55,8 @@ float float_not_below(double x) {
 
 } // namespace
 
-SamplerScratch::SamplerScratch(int64_t vocab_size, Argmax argmax)
-    : argmax_(argmax),
+SamplerScratch::SamplerScratch(int64_t vocab_size, SamplerKernels kernels)
+    : kernels_(kernels),
       z_((vocab_size + kBlock - 1) / kBlock * kBlock, -kInf),
       block_max_(z_.size() / kBlock),
       values_(z_.size()),
@@ -71,24 +71,77 @@ class RowSampler {
       : p_(params), row_(row), s_(scratch), v_(static_cast<int64_t>(row.logits.size())) {}
 
   int32_t token() {
+    const int64_t likeliest = weigh();
+    if (likeliest < 0 || p_.temperature == 0.0) return static_cast<int32_t>(likeliest);
+    return drawn(likeliest, Stream::Target);
+  }
+
+  bool chances(std::span<const int32_t> ids, std::span<double> p) {
+    if (weigh() < 0) return false;
+    const double total = sum();
+    for (size_t i = 0; i < ids.size(); ++i) p[i] = std::exp(double{s_.z_[static_cast<size_t>(ids[i])]}) / total;
+    return true;
+  }
+
+  int32_t residual(const DraftOdds& odds, double joint) {
+    const int64_t likeliest = weigh();
+    if (likeliest < 0) return static_cast<int32_t>(likeliest);
+    const int64_t left = take_out(odds, sum() / joint);
+    return drawn(left < 0 ? likeliest : left, Stream::Residual);
+  }
+
+ private:
+  int64_t n_blocks() const { return static_cast<int64_t>(s_.block_max_.size()); }
+  int64_t n_output() const { return static_cast<int64_t>(row_.tokens.size()) - row_.n_prompt; }
+  bool is_token(int32_t id) const { return id >= 0 && id < v_; }
+
+  double sum() const { return double{s_.kernels_.exp_sum(s_.z_.data(), v_, 0.0f)}; }
+
+  int32_t drawn(int64_t from, Stream stream) const {
+    const sampler_noise::Key key{p_.seed, static_cast<uint32_t>(row_.tokens.size()), stream};
+    return static_cast<int32_t>(sampler_noise::draw(s_.z_.data(), s_.block_max_.data(), n_blocks(), from, key));
+  }
+
+  // Takes q out of what tokens weigh, e^z, `total` being the weight of q whole. Gives the likeliest of what is left; -1, and nothing is
+  // changed: all is gone.
+  int64_t take_out(const DraftOdds& odds, double total) {
+    float *z = s_.z_.data(), *before = s_.values_.data();
+    for (size_t i = 0; i < odds.ids.size(); ++i) {
+      float& own = z[odds.ids[i]];
+      before[i] = own;
+      const double left = std::exp(double{own}) - odds.q[i] * total;
+      own = left > 0.0 ? static_cast<float>(sampler_math::log(left)) : -kInf;
+    }
+    for (const int32_t id : odds.ids) s_.block_max_[static_cast<size_t>(id / kBlock)] = largest_of_block(z + id / kBlock * kBlock);
+    const auto block = std::max_element(s_.block_max_.begin(), s_.block_max_.end()) - s_.block_max_.begin();
+    const float* in_block = z + block * kBlock;
+    const int64_t found = std::max_element(in_block, in_block + kBlock) - z;
+    if (z[found] > -kInf) return found;
+    for (size_t i = 0; i < odds.ids.size(); ++i) z[odds.ids[i]] = before[i];
+    for (const int32_t id : odds.ids) s_.block_max_[static_cast<size_t>(id / kBlock)] = largest_of_block(z + id / kBlock * kBlock);
+    return -1;
+  }
+
+  // Edits and tempers the row: z is there, its largest 0, unless the temperature is 0. Gives the likeliest token, or why there is none.
+  int64_t weigh() {
     const float* x = row_.logits.data();
-    int64_t likeliest = s_.argmax_(x, v_);
+    int64_t likeliest = s_.kernels_.argmax(x, v_);
     if (likeliest < 0 || x[likeliest] == kInf) return kBadLogits;
     const bool forbids_stops = n_output() < p_.min_tokens && !p_.stop_ids.empty();
     const bool is_edited = edits() || forbids_stops;
     if (is_edited) {
       x = s_.z_.data();
       edit(forbids_stops);
-      likeliest = s_.argmax_(x, v_);
+      likeliest = s_.kernels_.argmax(x, v_);
       if (x[likeliest] == -kInf && forbids_stops) {
         edit(false);
-        likeliest = s_.argmax_(x, v_);
+        likeliest = s_.kernels_.argmax(x, v_);
       }
     } else if (!is_masked_in(likeliest)) {
       likeliest = likeliest_masked_in();
     }
     if (likeliest < 0 || x[likeliest] == -kInf) return kNothingAllowed;
-    if (p_.temperature == 0.0) return static_cast<int32_t>(likeliest);
+    if (p_.temperature == 0.0) return likeliest;
     if (is_edited || row_.mask.empty()) {
       temper(x, x[likeliest]);
     } else {
@@ -97,14 +150,8 @@ class RowSampler {
     if (p_.min_p > 0.0) drop_below(float_not_below(sampler_math::log(p_.min_p)));
     if (p_.top_k > 0 && p_.top_k < v_) drop_below(kth_largest(p_.top_k));
     if (p_.top_p < 1.0) keep_nucleus();
-    const sampler_noise::Key key{p_.seed, static_cast<uint32_t>(row_.tokens.size())};
-    return static_cast<int32_t>(sampler_noise::draw(s_.z_.data(), s_.block_max_.data(), n_blocks(), likeliest, key));
+    return likeliest;
   }
-
- private:
-  int64_t n_blocks() const { return static_cast<int64_t>(s_.block_max_.size()); }
-  int64_t n_output() const { return static_cast<int64_t>(row_.tokens.size()) - row_.n_prompt; }
-  bool is_token(int32_t id) const { return id >= 0 && id < v_; }
 
   bool edits() const {
     return p_.has_allowed_ids || !p_.bias.empty() || !p_.bad_ends.empty() || p_.repetition_penalty != 1.0 || counts_matter();
@@ -360,7 +407,7 @@ class RowScorer {
       : x_(logits.data()), v_(static_cast<int64_t>(logits.size())), s_(scratch) {}
 
   SampleOut score(int32_t token, const TopOut& top, std::span<const int32_t> told = {}) {
-    const int64_t likeliest = s_.argmax_(x_, v_);
+    const int64_t likeliest = s_.kernels_.argmax(x_, v_);
     if (likeliest < 0 || x_[likeliest] == kInf) return nothing(kBadLogits, top);
     if (x_[likeliest] == -kInf || token < 0 || token >= v_) return nothing(kNothingAllowed, top);
     largest_ = x_[likeliest];
@@ -432,15 +479,33 @@ class RowScorer {
   double log_total_ = 0.0;
 };
 
-SampleOut sample_row(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, const TopOut* top) {
-  const int32_t token = RowSampler(params, row, scratch).token();
+namespace {
+
+SampleOut told_of(int32_t token, const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, const TopOut* top) {
   if (top == nullptr) return {token, kNan, 0};
   if (token < 0) return RowScorer::nothing(token, *top);
   return RowScorer(row.logits, scratch).score(token, *top, params.told_ids);
 }
 
-SampleOut score_row(std::span<const float> logits, int32_t token, SamplerScratch& scratch, const TopOut& top) {
-  return RowScorer(logits, scratch).score(token, top);
+} // namespace
+
+SampleOut sample_row(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, const TopOut* top) {
+  return told_of(RowSampler(params, row, scratch).token(), params, row, scratch, top);
+}
+
+bool chances_of(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, std::span<const int32_t> ids,
+                std::span<double> p) {
+  return RowSampler(params, row, scratch).chances(ids, p);
+}
+
+SampleOut sample_residual(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, const DraftOdds& odds, double joint,
+                          const TopOut* top) {
+  return told_of(RowSampler(params, row, scratch).residual(odds, joint), params, row, scratch, top);
+}
+
+SampleOut score_row(std::span<const float> logits, int32_t token, SamplerScratch& scratch, const TopOut& top,
+                    std::span<const int32_t> told) {
+  return RowScorer(logits, scratch).score(token, top, told);
 }
 
 } // namespace tiercel

@@ -37,8 +37,8 @@ void block_words(Key key, int64_t block, uint32_t* words) {
   for (int j = 0; j < kLanes; ++j) {
     c0[j] = static_cast<uint32_t>(block * kLanes + j);
     c1[j] = key.position;
-    c2[j] = 0;
-    c3[j] = 0;
+    c2[j] = static_cast<uint32_t>(key.stream);
+    c3[j] = key.lane;
   }
   uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -63,7 +63,7 @@ void block_words(Key key, int64_t block, uint32_t* words) {
 }
 
 uint32_t word_of(Key key, int64_t id) {
-  uint32_t c[4] = {static_cast<uint32_t>(id / kBlock * kLanes + id % kLanes), key.position, 0, 0};
+  uint32_t c[4] = {static_cast<uint32_t>(id / kBlock * kLanes + id % kLanes), key.position, static_cast<uint32_t>(key.stream), key.lane};
   uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
   for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
     const uint64_t p0 = uint64_t{c[0]} * 0xD2511F53u, p1 = uint64_t{c[2]} * 0xCD9E8D57u;
@@ -74,10 +74,7 @@ uint32_t word_of(Key key, int64_t id) {
   return c[id / kLanes % 4];
 }
 
-double gumbel(uint32_t word) {
-  const double u = (static_cast<double>(word) + 0.5) * 0x1p-32;
-  return -sampler_math::log(-sampler_math::log(1.0 - u));
-}
+double gumbel(uint32_t word) { return -sampler_math::log(-sampler_math::log(1.0 - uniform(word))); }
 
 int64_t draw(const float* z, const float* block_max, int64_t n_blocks, int64_t likeliest, Key key) {
   uint32_t words[kBlock];

@@ -16,16 +16,25 @@ StepRunner::StepRunner(std::unique_ptr<Program> program, StepLimits limits, std:
       slots_(static_cast<size_t>(limits.n_slots)),
       team_(program_->n_threads(), std::move(cpus)),
       copies_(program_->states(), program_->state_slot_bytes(), limits.n_snapshots) {
-  for (int32_t t = 0; t < program_->n_threads(); ++t) sampler_scratch_.emplace_back(program_->vocab(), program_->kernels()->argmax);
+  const SamplerKernels kernels{program_->kernels()->argmax, program_->kernels()->exp_sum};
+  for (int32_t t = 0; t < program_->n_threads(); ++t) sampler_scratch_.emplace_back(program_->vocab(), kernels);
+  if (limits_.verification != Verification::Matching) {
+    n_choices_ = std::max<int64_t>(drafting_ ? drafting_->n_choices() : 0, 1);
+    row_p_.resize(static_cast<size_t>(limits_.max_rows * n_choices_));
+    tested_.resize(sampler_scratch_.size());
+    for (auto& of_thread : tested_) of_thread.reserve(static_cast<size_t>(limits_.max_rows));
+  }
   const auto n_seqs = static_cast<size_t>(limits.n_slots), n_tokens = static_cast<size_t>(limits.max_tokens);
   for (Work& w : works_) {
-    for (auto* v : {&w.seq_slot, &w.seq_start, &w.seq_tokens, &w.seq_trial, &w.trial_first, &w.trial_count, &w.seq_kept})
+    for (auto* v :
+         {&w.seq_slot, &w.seq_start, &w.seq_tokens, &w.seq_trial, &w.trial_first, &w.trial_count, &w.seq_kept, &w.seq_tested, &w.seq_end})
       v->reserve(n_seqs);
     for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->reserve(n_seqs + 1);
     w.logits_seq_start.reserve(n_seqs);
     for (auto* v : {&w.row_token, &w.row_pos, &w.row_seq, &w.row_segment}) v->reserve(n_tokens);
     w.logits_rows.reserve(static_cast<size_t>(limits.max_rows));
     w.row_is_sample.reserve(static_cast<size_t>(limits.max_rows));
+    w.row_has_p.reserve(static_cast<size_t>(limits.max_rows));
   }
   if (drafting_) {
     for (auto* v : {&own_seqs_, &own_counts_}) v->reserve(n_seqs);
@@ -285,7 +294,7 @@ void StepRunner::place_own_drafts(Work& w) {
     own_counts_.push_back(static_cast<int32_t>(std::min({static_cast<int64_t>(confidence.size()), int64_t{w.seq_tokens[s]} - 1, n_room})));
   }
   if (own_seqs_.empty()) return;
-  choose_drafts(*w.policy, own_confidence_, n_rows, own_counts_, offers_);
+  choose_drafts(*w.policy, own_confidence_, n_rows, own_counts_, offers_, limits_.verification != Verification::Matching);
   for (size_t i = 0; i < own_seqs_.size(); ++i) {
     const auto s = static_cast<size_t>(own_seqs_[i]);
     const auto drafts = drafting_->drafts_of(w.seq_slot[s], slots_[static_cast<size_t>(w.seq_slot[s])].n_tokens);
@@ -306,8 +315,24 @@ void StepRunner::place_trials(Work& w) {
   if (n == 0) w.seq_trial.clear();
 }
 
+// Says which drafts are verified by rejection. Certain ones match as often as they would be accepted one by one.
+void StepRunner::place_tests(Work& w) {
+  w.seq_tested.assign(w.seq_slot.size(), 0);
+  w.seq_end.assign(w.seq_slot.size(), -1);
+  w.has_tests = false;
+  if (limits_.verification == Verification::Matching) return;
+  for (size_t s = 0; s < w.draft_from.size(); ++s) {
+    const int32_t n = w.outcome.seq_drafted[s];
+    if (n == 0 || slots_[static_cast<size_t>(w.seq_slot[s])].params.temperature == 0.0) continue;
+    if (limits_.verification == Verification::Standard && (!w.has_own(s) || drafting_->odds_of(w.seq_slot[s], 0).ids.empty())) continue;
+    w.seq_tested[s] = n;
+    w.has_tests = true;
+  }
+}
+
 void StepRunner::gather(Work& w) {
   place_drafts(w);
+  place_tests(w);
   place_trials(w);
   for (auto* v : {&w.seq_rows, &w.logits_seq_rows}) v->assign(1, 0);
   w.logits_seq_start.clear();
@@ -339,6 +364,7 @@ void StepRunner::gather(Work& w) {
     w.logits_seq_rows.push_back(static_cast<int32_t>(w.logits_rows.size()));
   }
   w.n_rows = static_cast<int32_t>(w.logits_rows.size());
+  w.row_has_p.assign(w.logits_rows.size(), 0);
 }
 
 void StepRunner::run(Work& work) {
@@ -424,7 +450,7 @@ void StepRunner::keep_tokens(Work& w) {
       if (!w.row_is_sample[r]) continue;
       const int64_t at = int64_t{out.row_pos[n_kept]} + 1;
       const int32_t token = out.row_token[n_kept];
-      is_on = token >= 0 && token == ids[at];
+      is_on = token >= 0 && token == ids[at] && static_cast<int32_t>(r) != w.seq_end[s];
       // A failed row (-1) still needs a valid id: the sequence's next row may be in flight and is thrown away.
       ids[at] = std::max(token, 0);
       slot.n_tokens = at + 1;
@@ -488,39 +514,93 @@ void StepRunner::sample(Work& w, int32_t thread) {
       std::memcpy(out.rows.data() + static_cast<size_t>(r) * width, program_->logits_row(r), width * sizeof(float));
     return;
   }
-  const auto n_top = static_cast<size_t>(std::max(w.outcome.n_top, 0));
   SamplerScratch& scratch = sampler_scratch_[static_cast<size_t>(thread)];
   // Masks mostly are there long before; sleeping lets the thread that makes them have this core.
   w.has_masks.wait(false, std::memory_order_acquire);
-  const auto n_words = static_cast<size_t>(mask_words(program_->vocab()));
   for (int64_t r = thread; r < w.n_rows; r += program_->n_threads()) {
     const auto i = static_cast<size_t>(r);
-    const int32_t slot = w.seq_slot[static_cast<size_t>(out.row_seq[i])];
-    const Slot& state = slots_[static_cast<size_t>(slot)];
-    const int32_t* ids = token_row(slot);
-    const int64_t n_tokens = out.row_pos[i] + 1;
-    int32_t* top_ids = out.top_ids.data() + i * n_top;
-    float* top_logprobs = out.top_logprobs.data() + i * n_top;
-    const TopOut top{static_cast<int32_t>(n_top), top_ids, top_logprobs};
-    const std::span<const float> logits(program_->logits_row(r), static_cast<size_t>(program_->vocab()));
-    SampleOut result;
-    if (w.row_is_sample[i]) {
-      int32_t m = w.seq_mask[static_cast<size_t>(out.row_seq[i])];
-      if (m >= 0 && w.is_drafting(static_cast<size_t>(out.row_seq[i])))
-        m += static_cast<int32_t>(r) - w.logits_seq_rows[static_cast<size_t>(out.row_seq[i])];
-      const auto mask =
-          m < 0 ? std::span<const uint32_t>() : std::span<const uint32_t>(w.masks).subspan(static_cast<size_t>(m) * n_words, n_words);
-      const SampleRow row{logits, {ids, static_cast<size_t>(n_tokens)}, state.n_prompt, mask};
-      result = sample_row(state.params, row, scratch, out.n_top >= 0 ? &top : nullptr);
-    } else {
-      result = score_row(logits, ids[n_tokens], scratch, top);
-    }
-    out.row_token[i] = result.token;
-    if (w.outcome.n_top >= 0) {
-      out.row_logprob[i] = result.logprob;
-      out.row_rank[i] = result.rank;
-    }
+    const auto s = static_cast<size_t>(out.row_seq[i]);
+    const TopOut top = top_of(out, i);
+    if (!w.row_is_sample[i])
+      put(out, i, score_row(logits_of(i), token_row(w.seq_slot[s])[out.row_pos[i] + 1], scratch, top));
+    else if (static_cast<int32_t>(r) - w.logits_seq_rows[s] < w.seq_tested[s])
+      test_row(w, i, scratch);
+    else
+      put(out, i, sample_row(params_of(w, s), sample_row_of(w, i), scratch, out.n_top >= 0 ? &top : nullptr));
   }
+  if (!w.has_tests) return;
+  team_.barrier()->wait(team_.barrier(), thread);
+  int32_t n_tested = 0;
+  for (size_t s = 0; s < w.seq_tested.size(); ++s)
+    if (w.seq_tested[s] > 0 && n_tested++ % program_->n_threads() == thread) settle(w, s, scratch, thread);
+}
+
+TopOut StepRunner::top_of(StepOutcome& out, size_t r) {
+  const auto n_top = static_cast<size_t>(std::max(out.n_top, 0));
+  return {static_cast<int32_t>(n_top), out.top_ids.data() + r * n_top, out.top_logprobs.data() + r * n_top};
+}
+
+void StepRunner::put(StepOutcome& out, size_t r, const SampleOut& result) {
+  out.row_token[r] = result.token;
+  if (out.n_top < 0) return;
+  out.row_logprob[r] = result.logprob;
+  out.row_rank[r] = result.rank;
+}
+
+SampleRow StepRunner::sample_row_of(const Work& w, size_t r) const {
+  const auto s = static_cast<size_t>(w.outcome.row_seq[r]);
+  int32_t m = w.seq_mask[s];
+  if (m >= 0 && w.is_drafting(s)) m += static_cast<int32_t>(r) - w.logits_seq_rows[s];
+  const auto n_words = static_cast<size_t>(mask_words(program_->vocab()));
+  const auto mask =
+      m < 0 ? std::span<const uint32_t>() : std::span<const uint32_t>(w.masks).subspan(static_cast<size_t>(m) * n_words, n_words);
+  const Slot& slot = slots_[static_cast<size_t>(w.seq_slot[s])];
+  return {logits_of(r), {token_row(w.seq_slot[s]), static_cast<size_t>(w.outcome.row_pos[r] + 1)}, slot.n_prompt, mask};
+}
+
+// What draft i of a sequence was drawn from, `token` being the draft itself: if nothing is known, it was certain.
+DraftOdds StepRunner::odds_of(const Work& w, size_t s, int32_t i, const int32_t& token) const {
+  static constexpr double kCertain = 1.0;
+  const DraftOdds odds = w.has_own(s) ? drafting_->odds_of(w.seq_slot[s], i) : DraftOdds{};
+  return odds.ids.empty() ? DraftOdds{{&token, 1}, {&kCertain, 1}} : odds;
+}
+
+// Finds the target's chances of what the draft behind this row was drawn from.
+void StepRunner::test_row(Work& w, size_t r, SamplerScratch& scratch) {
+  const auto s = static_cast<size_t>(w.outcome.row_seq[r]);
+  const int32_t i = static_cast<int32_t>(r) - w.logits_seq_rows[s];
+  const DraftOdds odds = odds_of(w, s, i, token_row(w.seq_slot[s])[w.outcome.row_pos[r] + 1]);
+  w.row_has_p[r] = chances_of(params_of(w, s), sample_row_of(w, r), scratch, odds.ids, chances_of_row(r, odds.ids.size()));
+}
+
+// Accepts a sequence's drafts, all of whose rows were tested, and chooses what comes behind them.
+void StepRunner::settle(Work& w, size_t s, SamplerScratch& scratch, int32_t thread) {
+  StepOutcome& out = w.outcome;
+  const SamplerParams& params = params_of(w, s);
+  const auto first = static_cast<size_t>(w.logits_seq_rows[s]);
+  const int32_t *drafts = token_row(w.seq_slot[s]) + out.row_pos[first] + 1, n_drafts = w.seq_tested[s];
+  std::vector<TestedDraft>& tested = tested_[static_cast<size_t>(thread)];
+  tested.clear();
+  for (int32_t i = 0; i < n_drafts; ++i) {
+    const size_t r = first + static_cast<size_t>(i);
+    const DraftOdds odds = odds_of(w, s, i, drafts[i]);
+    tested.push_back({drafts[i], odds, chances_of_row(r, w.row_has_p[r] ? odds.ids.size() : 0)});
+  }
+  const auto [n, joint] = accept_drafts(limits_.verification, tested, params.seed, static_cast<uint32_t>(out.row_pos[first] + 1));
+  for (int32_t i = 0; i < n; ++i) {
+    const size_t r = first + static_cast<size_t>(i);
+    out.row_token[r] = drafts[i];
+    if (out.n_top >= 0) put(out, r, score_row(logits_of(r), drafts[i], scratch, top_of(out, r), params.told_ids));
+  }
+  const size_t last = first + static_cast<size_t>(n);
+  w.seq_end[s] = static_cast<int32_t>(last);
+  if (n == n_drafts) return; // the row behind the last draft was sampled
+  const TopOut top = top_of(out, last);
+  const TopOut* told = out.n_top >= 0 ? &top : nullptr;
+  const SampleRow row = sample_row_of(w, last);
+  put(out, last,
+      w.row_has_p[last] ? sample_residual(params, row, scratch, tested[static_cast<size_t>(n)].odds, joint, told)
+                        : sample_row(params, row, scratch, told));
 }
 
 } // namespace tiercel

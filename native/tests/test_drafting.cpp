@@ -55,12 +55,14 @@ struct Model {
 
   // programs: where to say what the modules' are.
   std::unique_ptr<StepRunner> runner(DraftKind kind, int32_t n_threads = 2, size_t n_modules = 1,
-                                     std::vector<const Program*>* programs = nullptr) const {
+                                     std::vector<const Program*>* programs = nullptr,
+                                     Verification verification = Verification::Matching) const {
     const bool is_chain = kind == DraftKind::Chain;
     DraftSetup setup{kind, kDrafts};
     if (!is_chain) setup.n_block_rows = kBlockRows, setup.first_logits_row = 1, setup.mask_token = 7;
     setup.target_hidden = kX;
     setup.gives_hidden = true;
+    if (verification != Verification::Matching) setup.draws = Draws::Apart;
     std::vector<DraftModule> modules;
     while (modules.size() < n_modules) {
       modules.push_back({program(n_threads, is_chain, is_broken ? packed_broken : packed_head), is_chain ? kGiven : kX});
@@ -71,8 +73,8 @@ struct Model {
     const auto head = std::make_shared<DraftHead>(modules[0].program->kernels(), std::move(spec));
     auto drafting = std::make_unique<Drafting>(std::move(modules), head, setup, kSlots, kMaxLen, kMaxPass, kVocab);
     return std::make_unique<StepRunner>(program(n_threads, false, packed_head),
-                                        StepLimits{kSlots, kMaxLen, kMaxTokens, kMaxRows, 4, kVocab}, std::vector<int32_t>{},
-                                        std::move(drafting));
+                                        StepLimits{kSlots, kMaxLen, kMaxTokens, kMaxRows, 4, kVocab, false, 0, verification},
+                                        std::vector<int32_t>{}, std::move(drafting));
   }
 
   int32_t next(int32_t token) const {
@@ -108,8 +110,8 @@ struct Ask {
   }
 };
 
-void admit(StepRunner& runner, int32_t slot, std::vector<int32_t> ids, int32_t n_pages) {
-  runner.admit(slot, ids, static_cast<int64_t>(ids.size()), SamplerParams{});
+void admit(StepRunner& runner, int32_t slot, std::vector<int32_t> ids, int32_t n_pages, const SamplerParams& params = {}) {
+  runner.admit(slot, ids, static_cast<int64_t>(ids.size()), params);
   std::vector<int32_t> pages(static_cast<size_t>(n_pages), 0);
   runner.set_pages(slot, 0, pages);
 }
@@ -271,6 +273,46 @@ TEST(a_step_that_asks_for_what_is_not_drafted_is_refused) {
   foretold.none[0] = 0, foretold.from[0] = -3;
   CHECK(runner->submit(foretold.request(0)) != nullptr);
   CHECK(runner->n_submitted() == 0);
+}
+
+// Here the drafter has the target's chances at temperature 1, and others where the temperature is the target's alone: by its bias.
+TEST(sampled_drafts_of_the_targets_own_distribution_are_all_accepted_by_rejection_and_of_another_some) {
+  const Model model;
+  for (const Verification how : {Verification::Standard, Verification::Block}) {
+    for (const bool is_alike : {true, false}) {
+      int64_t n_emitted = 0;
+      for (uint64_t seed = 0; seed < 40; ++seed) {
+        const auto runner = model.runner(DraftKind::Chain, 2, 1, nullptr, how);
+        SamplerParams params;
+        params.temperature = 1.0;
+        params.seed = seed;
+        if (!is_alike) params.bias = {{3, 1.5}, {4, -2.0}};
+        admit(*runner, 1, {5, 6}, 3, params);
+        CHECK(runner->submit(Ask(1, 0, 2, false, kDrafts).request(0)) == nullptr);
+        CHECK(runner->submit(Ask(1, 2, 4, true, 0).request(1)) == nullptr);
+        runner->collect();
+        const StepOutcome out = runner->collect();
+        CHECK(out.seq_drafted == std::vector<int32_t>{kDrafts});
+        n_emitted += static_cast<int64_t>(out.row_token.size());
+        for (size_t i = 0; i < out.row_token.size(); ++i) CHECK(out.row_pos[i] == 2 + static_cast<int32_t>(i) && out.row_token[i] >= 0);
+      }
+      CHECK(is_alike ? n_emitted == 40 * (kDrafts + 1) : n_emitted > 40 && n_emitted < 40 * (kDrafts + 1) - 10);
+    }
+  }
+}
+
+TEST(drafts_of_a_greedy_sequence_are_verified_by_matching_whatever_the_rule) {
+  const Model model;
+  const std::vector<int32_t> want = model.after(6, 5);
+  for (const Verification how : {Verification::Standard, Verification::Block}) {
+    const auto runner = model.runner(DraftKind::Chain, 2, 1, nullptr, how);
+    admit(*runner, 1, {5, 6}, 3);
+    CHECK(runner->submit(Ask(1, 0, 2, false, kDrafts).request(0)) == nullptr);
+    CHECK(runner->submit(Ask(1, 2, 4, true, 0).request(1)) == nullptr);
+    runner->collect();
+    const StepOutcome out = runner->collect();
+    CHECK(out.row_token == std::vector<int32_t>(want.begin() + 1, want.end()));
+  }
 }
 
 TEST(a_runner_that_drafts_may_be_destroyed_with_steps_queued) {

@@ -23,6 +23,14 @@ int64_t plain_argmax(const float* x, int64_t n) {
   return best;
 }
 
+float plain_exp_sum(const float* x, int64_t n, float largest) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; ++i) sum += std::exp(double{x[i]} - double{largest});
+  return static_cast<float>(sum);
+}
+
+constexpr tiercel::SamplerKernels kPlain{plain_argmax, plain_exp_sum};
+
 // A vocabulary that is no multiple of a block, in a buffer of its exact size so that the address sanitizer sees a read
 // past it.
 std::vector<float> some_logits(int64_t v, uint32_t seed) {
@@ -35,7 +43,7 @@ std::vector<float> some_logits(int64_t v, uint32_t seed) {
 }
 
 int32_t sampled(const SamplerParams& p, const std::vector<float>& x, const std::vector<int32_t>& tokens, int64_t n_prompt) {
-  SamplerScratch scratch(static_cast<int64_t>(x.size()), plain_argmax);
+  SamplerScratch scratch(static_cast<int64_t>(x.size()), kPlain);
   return tiercel::sample_row(p, {x, tokens, n_prompt}, scratch, nullptr).token;
 }
 
@@ -89,11 +97,11 @@ TEST(a_scratch_keeps_nothing_of_the_rows_before) {
   p.presence_penalty = 0.5;
   p.seed = 7;
   const int64_t v = 1003;
-  SamplerScratch used(v, plain_argmax);
+  SamplerScratch used(v, kPlain);
   std::vector<int32_t> tokens = {1, 2, 3, 1000};
   for (uint32_t seed = 0; seed < 50; ++seed) {
     const auto x = some_logits(v, seed);
-    SamplerScratch fresh(v, plain_argmax);
+    SamplerScratch fresh(v, kPlain);
     int32_t ids[2][80];
     float logprobs[2][80];
     const tiercel::TopOut top[2] = {{80, ids[0], logprobs[0]}, {80, ids[1], logprobs[1]}};
@@ -108,7 +116,7 @@ TEST(a_scratch_keeps_nothing_of_the_rows_before) {
 TEST(scored_log_probabilities_sum_to_one_and_are_in_order) {
   const int32_t v = 517;
   const auto x = some_logits(v, 3);
-  SamplerScratch scratch(v, plain_argmax);
+  SamplerScratch scratch(v, kPlain);
   std::vector<int32_t> ids(v + 2);
   std::vector<float> logprobs(v + 2);
   const SampleOut out = tiercel::score_row(x, 5, scratch, {v + 2, ids.data(), logprobs.data()});
@@ -124,7 +132,7 @@ TEST(scored_log_probabilities_sum_to_one_and_are_in_order) {
 
 TEST(a_scored_token_outside_the_vocabulary_has_no_score) {
   const auto x = some_logits(64, 3);
-  SamplerScratch scratch(64, plain_argmax);
+  SamplerScratch scratch(64, kPlain);
   for (int32_t token : {-1, 64}) {
     const SampleOut out = tiercel::score_row(x, token, scratch, {0, nullptr, nullptr});
     CHECK(out.token == tiercel::kNothingAllowed && std::isnan(out.logprob) && out.rank == 0);

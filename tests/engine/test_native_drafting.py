@@ -265,6 +265,13 @@ def test_a_step_chooses_as_the_budget_does(confidence, n_more, step_seconds, cha
     assert _native.choose_drafts(confidence, n + n_more, step_seconds, chances) == want
 
 
+@given(OFFERS, st.integers(0, 9), TIMES, st.lists(st.floats(0, 1.5), max_size=4))
+def test_a_step_that_verifies_by_rejection_stops_as_the_budget_does(confidence, n_more, step_seconds, chances):
+    n = len(confidence)
+    want = chosen(confidence, n_rows=n + n_more, policy=(step_seconds, chances), stops_early=True)
+    assert _native.choose_drafts(confidence, n + n_more, step_seconds, chances, stops_early=True) == want
+
+
 def test_equal_chances_are_taken_by_position_and_then_by_sequence():
     flat = [1.0, 1.0, 1.0, 1.0, 9.0, 9.0]
     assert _native.choose_drafts([[1.0, 1.0], [1.0]], 2, flat, []) == [1, 1]

@@ -10,10 +10,15 @@
 // model's own distribution is what the model draws (Gumbel coupling; Daliri et al. 2024, arXiv:2408.07978). Otherwise the largest. The
 // lower id wins ties.
 //
+// For verification by rejection drafts are drawn *apart*: with noise of their own, from the softmax of logit / temperature over the
+// n_choices likeliest ids, and that distribution is kept. Whether such a draft is computed must not depend on what it is, so in place of
+// its own share its confidence is the distribution's mean share, unless a confidence head gives it, which reads the token before.
+//
 // Immutable once built; any thread may pick, with a scratch of its own. Nothing is allocated in picking. The products' order of sums is
 // that of KernelTable::row_products, so picks are the same at every level.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -25,6 +30,8 @@ namespace tiercel {
 
 class DraftHead {
  public:
+  static constexpr int64_t kChoicesMax = 64; // of a head without topk
+
   enum class Kind : uint8_t { Plain, Markov, Selector };
   enum class Markov : uint8_t { Vanilla, Gated, Rnn };
 
@@ -58,6 +65,12 @@ class DraftHead {
 
   class Scratch;
 
+  // Where it is kept what drafts were drawn from: draft i has n[i] ids and their chances, from i * n_choices() on; n 0: it was not drawn.
+  struct Kept {
+    int32_t *n = nullptr, *ids = nullptr;
+    double* q = nullptr;
+  };
+
   // What one sequence's drafts are picked from; row i of either belongs to draft i.
   struct Rows {
     const float* logits;
@@ -67,6 +80,9 @@ class DraftHead {
     int32_t anchor;              // the token before the first draft
     const SamplerParams* params; // of which temperature and seed count; null: the largest is picked
     int64_t position;            // of the first draft
+    // Not null: draw apart. first: the place of the first draft in its block, whose own first has position - first.
+    const Kept* kept = nullptr;
+    int32_t first = 0;
   };
 
   // REQUIRES: spec.broken() is empty.
@@ -80,6 +96,7 @@ class DraftHead {
   int64_t vocab() const { return spec_.vocab; }
   int64_t target_vocab() const { return spec_.target_vocab; }
   bool reads_hidden() const { return hidden_ > 0; }
+  int64_t n_choices() const { return spec_.topk > 0 ? spec_.topk : std::min(spec_.vocab, kChoicesMax); } // of a draft that is drawn apart
   int64_t hidden_width() const { return hidden_; } // columns of a hidden row that are read
 
  private:
@@ -87,11 +104,12 @@ class DraftHead {
     int32_t token; // -1: none
     float probability;
   };
-  // How a token is drawn: temperature 0 takes the largest.
+  // How a token is drawn: temperature 0 takes the largest. kept: of this draft, if it is drawn apart; else its n is null.
   struct Draw {
     float temperature;
     uint64_t seed;
-    uint32_t position;
+    uint32_t position, lane;
+    Kept kept;
   };
 
   int32_t target_id(int64_t id) const { return static_cast<int32_t>(id) + (spec_.d2t.empty() ? 0 : spec_.d2t[static_cast<size_t>(id)]); }
@@ -102,6 +120,7 @@ class DraftHead {
   Pick pick_next(int32_t before, const float* logits, const float* hidden, const Draw& draw, Scratch& s) const;
   Pick pick_of_all(const float* logits, const Draw& draw, Scratch& s) const;
   Pick pick_of_best(const float* logits, const Draw& draw, Scratch& s) const;
+  Pick pick_apart(int64_t n, const Draw& draw, Scratch& s) const;
 
   const KernelTable* kernels_;
   Spec spec_;
@@ -117,8 +136,8 @@ class DraftHead::Scratch {
   friend class DraftHead;
   std::vector<float> row_;            // [D] logits with their biases
   std::vector<float> z_, block_max_;  // over target ids, as the sampler's; -inf where nothing is drafted
-  std::vector<int32_t> candidates_;   // [topk], best first
-  std::vector<float> scores_, rows_;  // [topk], and their rows of `after`
+  std::vector<int32_t> candidates_;   // [n_choices], best first
+  std::vector<float> scores_, rows_;  // [n_choices], and rows of `after` [topk, r]
   std::vector<float> input_, output_; // of mix, and of the confidence head
   std::vector<float> edge_, state_;   // [r]
 };

@@ -34,6 +34,10 @@ namespace tiercel {
 // then passes of one row a sequence of the last module, with the draft before it and what that module itself gave out.
 enum class DraftKind : uint8_t { Block, Chain };
 
+// How drafts of a sequence that samples are picked: with the noise that it samples with, apart from it (for verification by rejection),
+// or the likeliest.
+enum class Draws : uint8_t { Coupled, Apart, Likeliest };
+
 struct DraftSetup {
   DraftKind kind;
   int32_t n_draft_max;          // of one sequence
@@ -42,6 +46,7 @@ struct DraftSetup {
   int32_t mask_token = 0;       // Block: of all rows but the first
   BufferRef target_hidden{};    // Chain: rows of the target's arena, as wide as the draft program's given rows
   bool gives_hidden = false;    // whether modules' `hidden` is there: a chain of more than one draft needs it
+  Draws draws = Draws::Coupled;
 };
 
 // A program that drafts. A block has one; a chain as many as it has first drafts that are each of a module of its own, in order.
@@ -67,9 +72,10 @@ struct DraftOffer {
 
 // Chooses how many of each sequence's drafts to compute in a step that has n_rows rows without any: as many as make the most tokens a
 // second, a prompt's among them, likeliest first, ties by position, then by sequence. counts: in, how many there are; out, how many to
-// compute. confidence[s]: of sequence s's drafts, none of them NaN. offers: scratch.
+// compute. confidence[s]: of sequence s's drafts, none of them NaN. offers: scratch. stops_early: at the first draft that makes the step no
+// better, without a look at later ones, as verification by rejection needs it (spec.budget.share says why).
 void choose_drafts(const DraftPolicy& policy, std::span<const float* const> confidence, int64_t n_rows, std::span<int32_t> counts,
-                   std::vector<DraftOffer>& offers);
+                   std::vector<DraftOffer>& offers, bool stops_early = false);
 
 // One sequence of a step that has sampled.
 struct DraftSequence {
@@ -99,6 +105,10 @@ class Drafting {
   // The slot's drafts if they begin at n_known, else none.
   std::span<const int32_t> drafts_of(int32_t slot, int64_t n_known) const;
   std::span<const float> confidence_of(int32_t slot, int64_t n_known) const;
+  // What draft i of the slot was drawn from, if it was drawn apart; else nothing.
+  DraftOdds odds_of(int32_t slot, int64_t i) const;
+  // Ids that a draft is drawn from at most; 0: none is drawn apart.
+  int64_t n_choices() const { return setup_.draws == Draws::Apart ? head_->n_choices() : 0; }
 
   // Drafts n_draft tokens of each sequence that is to be drafted, and leaves them in the slots.
   void run(std::span<const DraftSequence> seqs, int32_t n_draft, const Program& target, const int32_t* page_table,
@@ -158,6 +168,8 @@ class Drafting {
   std::vector<SlotDrafts> slots_;
   std::vector<int32_t> ids_;                // [slots, n_draft_max]
   std::vector<float> chances_;              // [slots, n_draft_max]
+  std::vector<int32_t> n_odds_, odds_ids_;  // [slots, n_draft_max], [.., n_choices]
+  std::vector<double> odds_;                // [.., n_choices]
   std::vector<DraftHead::Scratch> scratch_; // [threads]
   std::shared_ptr<const DraftPolicy> policy_;
   std::atomic<int64_t> n_bad_{0};

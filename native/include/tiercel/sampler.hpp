@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "tiercel/verify.hpp"
+
 namespace tiercel {
 
 // In place of a token: the request must end with an error.
@@ -67,19 +69,22 @@ struct SampleOut {
   int32_t rank;
 };
 
-// First index of the largest, -1 if there is a NaN: KernelTable::argmax.
-using Argmax = int64_t (*)(const float* x, int64_t n);
+// What sampling has of the kernels: KernelTable's functions of these names.
+struct SamplerKernels {
+  int64_t (*argmax)(const float* x, int64_t n); // first index of the largest, -1 if there is a NaN
+  float (*exp_sum)(const float* x, int64_t n, float largest);
+};
 
-// Memory of one thread's sampling, allocated once for a vocabulary: sample_row and score_row allocate nothing.
+// Memory of one thread's sampling, allocated once for a vocabulary: nothing below allocates.
 class SamplerScratch {
  public:
   // REQUIRES: 1 <= vocab_size < 2^19 (sums of token weights are 63-bit integers).
-  SamplerScratch(int64_t vocab_size, Argmax argmax);
+  SamplerScratch(int64_t vocab_size, SamplerKernels kernels);
 
  private:
   friend class RowSampler;
   friend class RowScorer;
-  Argmax argmax_;
+  SamplerKernels kernels_;
   std::vector<float> z_;         // the row at work, padded with -inf to whole blocks
   std::vector<float> block_max_; // the largest of each block of z_
   std::vector<float> values_;    // candidates of a selection
@@ -92,7 +97,19 @@ class SamplerScratch {
 // REQUIRES: row.logits.size() is the scratch's vocab_size; 0 <= n_prompt <= tokens.size() < 2^31; the mask is empty or whole.
 SampleOut sample_row(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, const TopOut* top);
 
-// Log-probability and rank of a given token. A token outside the vocabulary is answered with kNothingAllowed.
-SampleOut score_row(std::span<const float> logits, int32_t token, SamplerScratch& scratch, const TopOut& top);
+// The chances that sample_row would choose some ids with, to float32's precision. Returns false where it would choose none.
+// REQUIRES: sample_row's; the temperature is not 0; the ids are in the vocabulary; p is as long as they.
+bool chances_of(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, std::span<const int32_t> ids,
+                std::span<double> p);
+
+// Chooses the token in place of a rejected draft: in proportion to max(joint * p - q, 0), p being what sample_row chooses by; from p itself
+// where rounding leaves nothing of that. REQUIRES: chances_of's; 0 < joint <= 1.
+SampleOut sample_residual(const SamplerParams& params, const SampleRow& row, SamplerScratch& scratch, const DraftOdds& odds, double joint,
+                          const TopOut* top);
+
+// Log-probability and rank of a given token. A token outside the vocabulary is answered with kNothingAllowed. told:
+// SamplerParams::told_ids.
+SampleOut score_row(std::span<const float> logits, int32_t token, SamplerScratch& scratch, const TopOut& top,
+                    std::span<const int32_t> told = {});
 
 } // namespace tiercel

@@ -32,6 +32,8 @@ struct StepLimits {
   int64_t n_token_ids;     // ids are 0 .. n_token_ids
   bool is_pooling = false; // the program's rows are the result: they are given out, and nothing is sampled
   int64_t n_snapshots = 0; // places for states of slots
+  // Of drafts that are sampled. By rejection: those with odds of their own (Draws::Apart); by blocks also foretold ones, which are certain.
+  Verification verification = Verification::Matching;
 };
 
 // What a submitted step asks for; spans are copied.
@@ -143,6 +145,10 @@ class StepRunner {
     std::vector<int32_t> seq_kept;                                             // rows that turned out right, of a step with drafts
     std::vector<int64_t> seq_room;                                             // places that the slot had when the step was submitted
     std::vector<int32_t> seq_last;                                             // the last sampled token that counts
+    std::vector<int32_t> seq_tested;                                           // drafts that are verified by rejection
+    std::vector<int32_t> seq_end;   // of those sequences, the logits row that ends what was accepted
+    std::vector<uint8_t> row_has_p; // of logits rows whose draft is tested: there is a distribution
+    bool has_tests = false;
     std::shared_ptr<const DraftPolicy> policy;
 
     bool is_drafting(size_t s) const { return !draft_from.empty() && draft_from[s] != -1; }
@@ -150,7 +156,7 @@ class StepRunner {
     StepOutcome outcome;
   };
 
-  int32_t* token_row(int32_t slot) { return reinterpret_cast<int32_t*>(tokens_->data()) + slot * limits_.max_len; }
+  int32_t* token_row(int32_t slot) const { return reinterpret_cast<int32_t*>(tokens_->data()) + slot * limits_.max_len; }
   static void release_masks(Work& work);
   void ask_copy(int32_t slot, int32_t snapshot, bool is_save);
   void serve();
@@ -160,6 +166,18 @@ class StepRunner {
   void place_own_drafts(Work& work);
   void place(Work& work, size_t s, std::span<const int32_t> drafts);
   void sample(Work& work, int32_t thread);
+  void place_tests(Work& work);
+  DraftOdds odds_of(const Work& work, size_t s, int32_t i, const int32_t& token) const;
+  SampleRow sample_row_of(const Work& work, size_t r) const;
+  const SamplerParams& params_of(const Work& work, size_t s) const { return slots_[static_cast<size_t>(work.seq_slot[s])].params; }
+  std::span<const float> logits_of(size_t r) const {
+    return {program_->logits_row(static_cast<int64_t>(r)), static_cast<size_t>(program_->vocab())};
+  }
+  std::span<double> chances_of_row(size_t r, size_t n) { return {row_p_.data() + r * static_cast<size_t>(n_choices_), n}; }
+  static TopOut top_of(StepOutcome& out, size_t r);
+  static void put(StepOutcome& out, size_t r, const SampleOut& result);
+  void test_row(Work& work, size_t r, SamplerScratch& scratch);
+  void settle(Work& work, size_t s, SamplerScratch& scratch, int32_t thread);
   void keep_tokens(Work& work);
   void place_trials(Work& work);
   void keep_states(Work& work, const StepView& view);
@@ -177,6 +195,9 @@ class StepRunner {
   std::vector<const float*> own_confidence_;
   std::vector<int32_t> own_seqs_, own_counts_;
   std::vector<DraftOffer> offers_;
+  int64_t n_choices_ = 0;                        // ids that a draft was drawn from at most
+  std::vector<double> row_p_;                    // [max_rows, n_choices]
+  std::vector<std::vector<TestedDraft>> tested_; // [threads] of the sequence at work
   Team team_;
 
   // Guarded by mutex_.

@@ -22,6 +22,7 @@ _AnyFloats = _Floats | array[float] | memoryview[float]
 _Bytes = npt.NDArray[np.uint8]
 _Buffer = tuple[int, int]  # offset and stride in bytes, in the program's arena
 _Part = tuple[PackedMatrix, _AnyFloats | None, int]  # matrix, bias, first column of y
+_Odds = Sequence[tuple[Sequence[int], Sequence[float]]]  # of each draft: ids, and their chances
 _Sampled = tuple[int, float, int, list[int], list[float]]  # token, logprob, rank, top ids, top logprobs
 
 def kernel_levels() -> list[str]: ...
@@ -312,6 +313,7 @@ class Drafting:
         block: tuple[int, int, int],
         max_rows: tuple[int, int],
         target_hidden: _Buffer | None = None,
+        draws: str = "coupled",
     ) -> None: ...
 
 def choose_drafts(
@@ -319,6 +321,7 @@ def choose_drafts(
     n_rows: int,
     step_seconds: Sequence[float],
     chances: Sequence[float],
+    stops_early: bool = False,
 ) -> list[int]: ...
 
 class StepRunner:
@@ -340,6 +343,7 @@ class StepRunner:
         n_snapshots: int = 0,
         max_trial_rows: int = 0,
         drafting: Drafting | None = None,
+        verification: str = "matching",
     ) -> None: ...
     def admit(
         self, slot: int, tokens: _AnyInts, n_prompt: int, params: SamplerParams, n_first: int | None = None
@@ -438,6 +442,14 @@ class DraftHead:
         params: SamplerParams | None = None,
         position: int = 0,
     ) -> tuple[list[int], list[float]]: ...
+    def pick_apart(
+        self,
+        logits: _Floats,
+        hidden: _Floats | None,
+        anchor: int,
+        params: SamplerParams | None = None,
+        position: int = 0,
+    ) -> tuple[list[int], list[float], _Odds]: ...
 
 def make_draft_head(
     kind: str,
@@ -465,6 +477,15 @@ def sample_row(
     mask: _Words | None = None,
 ) -> _Sampled: ...
 def score_row(logits: _Floats, token: int, *, n_top: int = 0, level: int | None = None) -> _Sampled: ...
+def verify_drafts(
+    how: str,
+    logits: _Floats,
+    drafts: Sequence[int],
+    odds: _Odds,
+    params: SamplerParams,
+    tokens: _Ints,
+    n_prompt: int,
+) -> list[int]: ...
 def linear(
     level: str,
     parts: Sequence[_Part],

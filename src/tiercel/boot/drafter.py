@@ -151,7 +151,7 @@ def drafting_bytes_of(
     )
 
 
-def drafting_of(drafter: PlannedDrafter) -> "Drafting":
+def drafting_of(drafter: PlannedDrafter, settings: "SpeculationSettings") -> "Drafting":
     """Make what a runner drafts with.
 
     Raises: ModelFileError: a weight of the drafter's head is no number.
@@ -178,4 +178,5 @@ def drafting_of(drafter: PlannedDrafter) -> "Drafting":
         n_block_rows=model.n_block_rows,
         first_logits_row=model.first_logits_row,
         mask_token_id=model.mask_token_id,
+        draws=settings.draws,
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tiercel.base.errors import ConfigError, OutOfPages, TiercelError
 from tiercel.boot.drafter import drafting_of
 from tiercel.boot.plan import Plan
-from tiercel.boot.speculation import n_draft_rows
+from tiercel.boot.speculation import n_draft_rows, speculation_settings
 
 if TYPE_CHECKING:
     from tiercel.loaders.checkpoint import Checkpoint
@@ -31,7 +31,7 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
         ready=ready,
     )
     max_step_tokens = max(plan.options.max_num_batched_tokens, plan.capacity.max_num_seqs)
-    n_drafts = n_draft_rows(plan)
+    n_drafts, speculated = n_draft_rows(plan), speculation_settings(plan)
     settings = NativeSettings(
         max_step_tokens=max_step_tokens + n_drafts,
         max_logits_rows=max_step_tokens
@@ -40,9 +40,10 @@ def build_runner(plan: Plan, ready: "ReadyWeights | None" = None) -> "NativeRunn
         kv_dtype=plan.kv_dtype,
         n_threads=plan.n_threads,
         max_draft_rows=n_drafts,
+        verification=speculated.verification,
     )
     try:
-        drafting = None if plan.drafter is None else drafting_of(plan.drafter)
+        drafting = None if plan.drafter is None else drafting_of(plan.drafter, speculated)
         return NativeRunner(plan.lowered, weights, plan.capacity, settings, plan.placement, drafting)
     except TiercelError:
         raise

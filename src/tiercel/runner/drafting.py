@@ -23,7 +23,8 @@ class Drafting(msgspec.Struct, frozen=True):
 
     A `block`'s logits rows are those from `first_logits_row` on; it has `n_block_rows`, and fewer only where the slot's
     pages end. A `chain` takes what the target's program gives out as `hidden`; it may have several programs, those of
-    its first drafts' modules, of which each takes what the one before gives out.
+    its first drafts' modules, of which each takes what the one before gives out. `draws`: how drafts of a sequence that
+    samples are picked: with the noise that it samples with, apart from it, or the likeliest.
     """
 
     programs: tuple[ops.Lowered, ...]
@@ -33,6 +34,7 @@ class Drafting(msgspec.Struct, frozen=True):
     n_block_rows: int = 1
     first_logits_row: int = 0
     mask_token_id: int = -1
+    draws: Literal["coupled", "apart", "likeliest"] = "coupled"
 
     @property
     def reach_tokens(self) -> int:

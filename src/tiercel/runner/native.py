@@ -46,6 +46,7 @@ class NativeSettings(msgspec.Struct, frozen=True):
     n_threads: int
     level: str | None = None  # None: `chosen_level`
     max_draft_rows: int = 0  # of one step of a model with recurrent state; 0: it takes no drafts
+    verification: str = "matching"  # | "standard" | "block": how sampled drafts are accepted
 
 
 def chosen_level() -> str:
@@ -120,6 +121,7 @@ class NativeRunner:
                 settings.max_draft_rows if program.state_layers else 0, capacity.max_num_seqs, settings.max_step_tokens
             ),
             drafting=None if drafting is None else self._drafter(drafting, weights),
+            verification=settings.verification,
         )
         self._page_buffers: BufferPool | None = None  # once a page was copied
         self._n_bad_told = 0
@@ -170,6 +172,7 @@ class NativeRunner:
             (drafting.n_block_rows, drafting.first_logits_row, drafting.mask_token_id),
             (bounds.n_tokens, bounds.n_rows),
             None if hidden is None or drafting.kind != "chain" else _place_of(self.placement, hidden),
+            drafting.draws,
         )
 
     @property

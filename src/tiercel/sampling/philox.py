@@ -32,17 +32,17 @@ def philox4x32(counter: tuple[U32, int, int, int], key: tuple[int, int]) -> tupl
     return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)
 
 
-def token_words(seed: int, position: int, token_ids: npt.NDArray[np.int64], *, stream: int = 0) -> U32:
+def token_words(seed: int, position: int, token_ids: npt.NDArray[np.int64], *, stream: int = 0, lane: int = 0) -> U32:
     """One random word for each token id.
 
-    Key: the seed's 64 bits in two's complement. Counter: (id // 64 * 16 + id % 16, position, stream, 0), of whose four
-    words token `id` takes number id // 16 % 4: 16 neighbours take the same word of 16 counters, which suits vector
-    registers. Stream 0 draws tokens; others are independent of it (`spec.verify.Stream`).
+    Key: the seed's 64 bits in two's complement. Counter: (id // 64 * 16 + id % 16, position, stream, lane), of whose
+    four words token `id` takes number id // 16 % 4: 16 neighbours take the same word of 16 counters, which suits vector
+    registers. Stream 0 draws tokens; others are independent of it (`spec.verify.Stream`), and lanes of each other.
     """
     ids = np.asarray(token_ids, np.int64)
     key = (seed & _MASK, (seed >> 32) & _MASK)
     first = ((ids >> 6) * 16 + (ids & 15)).astype(np.uint32)
-    words = np.stack(philox4x32((first, position & _MASK, stream, 0), key))
+    words = np.stack(philox4x32((first, position & _MASK, stream, lane), key))
     return np.asarray(words[(ids >> 4) & 3, np.arange(len(ids))])
 
 

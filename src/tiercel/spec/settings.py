@@ -5,7 +5,7 @@ start.
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,15 @@ _KEYS: Final[dict[str, SettingsKey]] = {
     "adaptive": SettingsKey(
         bool, (), "compute only drafts that pay, by measured times (true); else all that a step has room for"
     ),
+    "rejection_sample_method": SettingsKey(
+        str,
+        ("ngram", "suffix", "custom", *OWN_METHODS),
+        "which sampled drafts are accepted: those that plain decoding draws (matching), so that nothing changes; or by "
+        "rejection, standard or block: the same distribution, but what comes depends on the drafts, and so on the load",
+    ),
+    "draft_sample_method": SettingsKey(
+        str, OWN_METHODS, "drafts are drawn as the request samples (probabilistic), or the likeliest (greedy)"
+    ),
     "model": SettingsKey(str, (*OWN_METHODS[1:], "draft_model"), "name or path of the drafter, or of the small model"),
     "module_path": SettingsKey(str, ("custom",), "package.module:Class of an out-of-tree drafter"),
     "options": SettingsKey(dict, ("custom",), "what that class is made with"),
@@ -52,6 +61,8 @@ _KEYS: Final[dict[str, SettingsKey]] = {
     "kv_cache_memory_bytes": SettingsKey(int, ("draft_model",), "of its own pages"),
 }
 KEYS: Final[Mapping[str, SettingsKey]] = MappingProxyType(_KEYS)
+VERIFICATIONS: Final = ("matching", "standard", "block")
+_DRAWS: Final = ("probabilistic", "greedy")
 _MODEL_OPTIONS: Final = ("revision", "quantization", "kv_cache_memory_bytes")
 _N_TOKENS_MAX: Final = 512
 _N_TOKENS: Final = {"draft_model": 5}  # of those that differ from suffix decoding's, as each costs a pass
@@ -64,8 +75,9 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     be. n_tokens_max: drafts of one sequence in a step. 24, vLLM's default of suffix decoding. n_tokens_by_batch: what
     that is beside so many other sequences, see `budget.n_for_batch`. is_adaptive: only what pays is computed, by what
     steps were measured to take; else always as much as there is. is_ahead: a step may be planned before drafts of the
-    one before are seen; for tests of what is not adaptive. lookup: least and most tokens of an n-gram. suffix: what
-    `SuffixDrafter` is told. module_path: of method "custom", "package.module:Class", a class that is a
+    one before are seen; for tests of what is not adaptive. verification: of `VERIFICATIONS`, how sampled drafts are
+    accepted. is_greedy: sampled requests too get the likeliest drafts. lookup: least and most tokens of an n-gram.
+    suffix: what `SuffixDrafter` is told. module_path: of method "custom", "package.module:Class", a class that is a
     `spec.drafters.interface.Drafter`, made with `options`. model: of a drafter that is a model, but for a model's own
     draft head ("mtp"), its name or path; with that of "draft_model" go those of the engine's own options that
     `model_options` holds.
@@ -79,6 +91,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     n_tokens_by_batch: tuple[tuple[int, int, int], ...] = ()
     is_adaptive: bool = True
     is_ahead: bool = False
+    verification: str = "matching"
+    is_greedy: bool = False
     lookup: tuple[int, int] = (5, 5)
     suffix: Mapping[str, Any] = {}
     module_path: str = ""
@@ -125,6 +139,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
             says_n_tokens="num_speculative_tokens" in config,
             n_tokens_by_batch=_ranges(config.get("num_speculative_tokens_per_batch_size", [])),
             is_adaptive=config.get("adaptive", True),
+            verification=_one_of("rejection_sample_method", config, VERIFICATIONS),
+            is_greedy=_one_of("draft_sample_method", config, _DRAWS) == "greedy",
             lookup=(least, most),
             module_path=config.get("module_path", ""),
             options=config.get("options", {}),
@@ -159,6 +175,13 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True):
     def is_own(self) -> bool:
         """Whether the runner drafts, in its steps, with a model of its own."""
         return self.method in OWN_METHODS
+
+    @property
+    def draws(self) -> Literal["coupled", "apart", "likeliest"]:
+        """How a drafter in the steps picks what a request samples: `drafting.hpp`'s `Draws`."""
+        if self.is_greedy:
+            return "likeliest"
+        return "coupled" if self.verification == "matching" else "apart"
 
     def make_drafter(self) -> Drafter:
         """Make the drafter.
@@ -232,6 +255,15 @@ def _check_key(key: str, value: object) -> None:
     is_right = isinstance(value, (int, float) if wanted is float else wanted)
     if not is_right or (isinstance(value, bool) and wanted is not bool):
         raise ConfigError(f"speculative_config.{key}: got {value!r:.40}; {_WORDS[wanted]} is needed")
+
+
+def _one_of(key: str, config: Mapping[str, Any], known: tuple[str, ...]) -> str:
+    value: str = config.get(key, known[0])
+    if value not in known:
+        raise ConfigError(
+            f"speculative_config.{key}: got {value!r:.40}; {', '.join(known)} are there; choose one of them"
+        )
+    return value
 
 
 _WORDS: Final = {

@@ -1,15 +1,19 @@
 """What verifying drafts means, in numpy: the definitions, over many independent cases at once. Pure functions.
 
-The engine verifies by `matching`, in C++ (`native/src/step_runner.cpp`): a draft is accepted if it is the token that
-plain decoding draws there. That is greedy verification and, for drafts that are one token with certainty, standard
-rejection as well: both accept a draft d with probability p(d). `standard` and `block` are for drafters with
-probabilities of their own.
+The engine verifies in C++ (`native/src/step_runner.cpp`), by `matching` unless another rule is asked for
+(`rejection_sample_method`): a draft is accepted if it is the token that plain decoding draws there. That is greedy
+verification and, for drafts that are one token with certainty, standard rejection as well: both accept a draft d with
+probability p(d). `standard` and `block` are for drafters with probabilities of their own, and `block` for certain
+drafts too.
 
 p is the target's distribution after everything that a request asks for, q the one that the draft was drawn from.
 
 Noise comes in, so that it can be keyed: `uniforms` and `gumbels` are functions of (seed, position, stream). Draft,
 acceptance and residual must be independent. Streams that are shared bias the output: with q = (.5, .4, .1) and p = (.3,
-.5, .2) a residual drawn with the draft's own Gumbel noise gives (.300, .477, .223) (`tests/unit/spec/test_verify.py`).
+.5, .2) a residual drawn with the draft's own Gumbel noise gives (.300, .477, .223). So does noise that blocks share:
+`block` looks at all of a block's noise, so that of drafts and of acceptance is keyed by the block and the draft's place
+in it. Keyed by the draft's own position, the next block, which drafts the same positions again, would find noise of
+which it is known what it was not (`tests/unit/spec/test_verify.py`).
 
 Source: Leviathan et al. 2023 (standard); Sun et al. 2024, arXiv 2403.10444 (block).
 """
@@ -49,14 +53,14 @@ class Verified(NamedTuple):
     n_accepted: I64
 
 
-def gumbels(seed: int, position: int, stream: Stream, token_ids: I64) -> F64:
-    """Gumbel noise of some tokens at a position."""
-    return philox.gumbel(philox.token_words(seed, position, token_ids, stream=int(stream)))
+def gumbels(seed: int, position: int, stream: Stream, token_ids: I64, *, place: int = 0) -> F64:
+    """Gumbel noise of some tokens at a position; of drafts, at their block's first, and by their place in it."""
+    return philox.gumbel(philox.token_words(seed, position, token_ids, stream=int(stream), lane=place))
 
 
-def uniforms(seed: int, position: int, cases: I64) -> F64:
-    """Uniform noise for acceptance at a position, in (0, 1); a sequence is case 0."""
-    words = philox.token_words(seed, position, cases, stream=int(Stream.ACCEPT))
+def uniforms(seed: int, position: int, places: I64) -> F64:
+    """Uniform noise for acceptance, in (0, 1), of drafts at some places of the block that begins at `position`."""
+    words = philox.token_words(seed, position, places, stream=int(Stream.ACCEPT))
     return np.asarray((words.astype(np.float64) + 0.5) * 2.0**-32)
 
 

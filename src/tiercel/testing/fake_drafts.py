@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from tiercel.base.errors import ShapeError
-from tiercel.spec.budget import choose
+from tiercel.spec.budget import choose, n_worth, share
 
 # Tokens so far and how many drafts are wanted; gives as many drafts or fewer, and how likely each comes if those before
 # it do.
@@ -65,6 +65,7 @@ def chosen(
     *,
     n_rows: int,
     policy: tuple[Sequence[float], Sequence[float]],
+    stops_early: bool = False,
 ) -> list[int]:
     """Choose how many drafts of each sequence a step computes that has `n_rows` rows without any."""
     step_seconds, factors = policy
@@ -72,7 +73,14 @@ def chosen(
         return [len(own) for own in confidences]
     chances = [_chances(own, factors) for own in confidences]
     n_all = sum(map(len, chances))
-    return choose(chances, lambda n: seconds_of(step_seconds, n), n_rows=n_rows, n_drafts_max=n_all)[0]
+
+    def seconds(n: int) -> float:
+        return seconds_of(step_seconds, n)
+
+    if stops_early:
+        n = n_worth(chances, seconds, n_rows=n_rows, n_drafts_max=n_all, stops_early=True)
+        return share(chances, n)
+    return choose(chances, seconds, n_rows=n_rows, n_drafts_max=n_all)[0]
 
 
 def seconds_of(table: Sequence[float], n_rows: int) -> float:

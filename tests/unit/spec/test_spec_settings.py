@@ -46,6 +46,18 @@ def test_vllms_words_for_suffixes():
     assert not settings.is_adaptive
 
 
+def test_vllms_words_for_verification():
+    settings = read("auto", {})
+    assert (settings.verification, settings.draws) == ("matching", "coupled")
+    for how in ("standard", "block"):
+        settings = read("dspark", {"model": "x", "rejection_sample_method": how})
+        assert (settings.verification, settings.draws) == (how, "apart")
+    greedy = {"model": "x", "draft_sample_method": "greedy"}
+    assert read("dspark", greedy).draws == "likeliest"
+    assert read("dspark", greedy | {"rejection_sample_method": "standard"}).draws == "likeliest"
+    assert read("auto", {"rejection_sample_method": "standard"}).method == "suffix"
+
+
 def test_ranges_of_a_batch_are_read():
     settings = read("auto", {"num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 9, 2]]})
     assert settings.n_tokens_by_batch == ((1, 4, 8), (5, 9, 2))
@@ -87,6 +99,10 @@ def test_ranges_of_a_batch_are_read():
         ("auto", {"method": "custom", "module_path": "json:NoSuchClass"}, "cannot be imported"),
         ("auto", {"method": "custom", "module_path": "json:JSONDecoder"}, "lacks begin, check, close"),
         ("auto", {"module_path": "json:JSONDecoder"}, "does not know it"),
+        ("suffix", {"rejection_sample_method": "typical"}, "got 'typical'; matching, standard, block are there"),
+        ("draft_model", {"model": "x", "rejection_sample_method": "block"}, "rejection_sample_method: the method"),
+        ("dspark", {"model": "x", "draft_sample_method": "beam"}, "got 'beam'; probabilistic, greedy are there"),
+        ("ngram", {"draft_sample_method": "greedy"}, "draft_sample_method: the method is ngram"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(speculative, config, word):

@@ -114,6 +114,54 @@ def test_a_placeholder_is_rejected_and_the_token_drawn_from_the_target_itself():
     assert chi_square(got.token_ids[:, 0], P[0]) < CHI_SQUARE_3
 
 
+def chi_square_of_chains(how, *, is_keyed_by_block):
+    """Generate four tokens by blocks of three drafts, N times, and compare with what the target's chain gives.
+
+    What a token may be follows from the one before: rows of p for the target, of q for the drafter.
+    """
+    n_tokens, n_drafts, v = 4, 3, 3
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(v), v), rng.dirichlet(np.ones(v), v)
+    by_position = rng.random((n_tokens + n_drafts, N)), rng.gumbel(size=(n_tokens + n_drafts, N, v))
+    tokens = np.zeros((N, n_tokens + n_drafts + 1), np.int64)
+    n_known = np.zeros(N, np.int64)
+    for start in range(n_tokens):
+        cases = np.flatnonzero(n_known == start)
+        n = len(cases)
+        before = tokens[cases, start - 1] if start else np.zeros(n, np.int64)
+        drafts, rows = [], [before]
+        accept = rng.random((n, n_drafts)) if is_keyed_by_block else by_position[0][start : start + n_drafts, cases].T
+        for i in range(n_drafts):
+            own = rng.gumbel(size=(n, v)) if is_keyed_by_block else by_position[1][start + i, cases]
+            drafts.append(draw(q[rows[-1]], own))
+            rows.append(drafts[-1])
+        rows = np.stack(rows, axis=1)
+        got = how(p[rows], q[rows[:, :-1]], np.stack(drafts, axis=1), accept, rng.gumbel(size=(n, n_drafts + 1, v)))
+        for i in range(n_drafts + 1):
+            is_there = got.token_ids[:, i] >= 0
+            tokens[cases[is_there], start + i] = got.token_ids[is_there, i]
+        n_known[cases] += got.n_accepted + 1
+    chances = p[0]
+    for _ in range(n_tokens - 1):
+        chances = (chances.reshape(-1, v)[:, :, None] * p).reshape(-1)
+    return chi_square(tokens[:, :n_tokens] @ v ** np.arange(n_tokens - 1, -1, -1), chances)
+
+
+# 0.9999 of chi-square with 80 degrees of freedom.
+CHI_SQUARE_80 = 132.0
+
+
+@pytest.mark.parametrize("how", [standard, block])
+def test_a_text_made_of_blocks_has_the_targets_distribution(how):
+    assert chi_square_of_chains(how, is_keyed_by_block=True) < CHI_SQUARE_80
+
+
+def test_noise_that_blocks_share_by_position_biases_block_verification_and_not_standard():
+    """Block verification has looked at the noise of drafts that it rejected, which the next block would use again."""
+    assert chi_square_of_chains(standard, is_keyed_by_block=False) < CHI_SQUARE_80
+    assert chi_square_of_chains(block, is_keyed_by_block=False) > 500
+
+
 def test_all_accepted_gives_the_bonus_from_the_last_row():
     p = np.broadcast_to(P, (N, *P.shape))
     residual = np.stack([noise(i, Stream.RESIDUAL) for i in range(3)], axis=1)
@@ -130,5 +178,6 @@ def test_streams_differ_and_are_functions_of_seed_and_position():
         gumbels(3, 5, Stream.RESIDUAL, ids),
         gumbels(3, 6, Stream.DRAFT, ids),
         gumbels(4, 5, Stream.DRAFT, ids),
+        gumbels(3, 5, Stream.DRAFT, ids, place=1),
     ):
         assert (gumbels(3, 5, Stream.DRAFT, ids) != other).any()
