@@ -3,6 +3,7 @@
 The table can be put into a document, between two marks (`put_into`); a test holds README.md to it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -60,7 +61,8 @@ def describe_target(target: Mapping[str, Any]) -> str:
 def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a table of the newest row of each case, with each of its targets, and its headline beside each peer.
 
-    Numbers are medians. What was not measured is a dash, never a number.
+    Numbers are medians. What was not measured is a dash, never a number. A row of a processor with other features than
+    most rows' has those features behind it: its numbers are not to be compared with theirs.
     """
     newest: dict[str, Mapping[str, Any]] = {}
     for row in rows:
@@ -70,8 +72,11 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
         "| case | measure | Tiercel | peer | ratio | target | reached | row |",
         "| --- | --- | --: | --: | --: | --: | --- | --- |",
     ]
+    usual = Counter(map(_features, newest.values())).most_common(1)
     for case in sorted(newest):
-        lines += _table_lines(newest[case])
+        row = newest[case]
+        mark = "" if _features(row) == usual[0][0] else f" ({', '.join(_features(row)) or 'other processor'})"
+        lines += [line.removesuffix(" |") + f"{mark} |" for line in _table_lines(row)]
     return "\n".join(lines) + "\n"
 
 
@@ -104,6 +109,10 @@ def show(measure: str, value: float) -> str:
         if measure.endswith(ending):
             return f"{_digits(value)} {unit}"
     return _digits(value)
+
+
+def _features(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(row.get("machine", {}).get("features", ()))
 
 
 def _table_lines(row: Mapping[str, Any]) -> list[str]:

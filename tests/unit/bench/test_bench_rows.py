@@ -101,6 +101,19 @@ def test_the_table_has_the_newest_row_of_each_case_and_cites_it():
     assert lines[3] == f"| c | latency_s | 2.5 s | peer 4 s | 0.62 | – | – | `{new['row']}` |"
 
 
+def test_the_table_marks_rows_of_another_processor_than_most():
+    made = {case: make_row(case=case).as_dict() for case in "abc"}
+    made["b"]["machine"] = {"features": ["avx", "avx2"]}
+    for case in "ac":
+        made[case]["machine"] = {"features": ["avx", "avx2", "avx512f"]}
+    lines = table.markdown(made.values()).splitlines()[2:]
+    assert [line.rsplit("| ", 1)[1] for line in lines] == [
+        f"`{made['a']['row']}` |",
+        f"`{made['b']['row']}` (avx, avx2) |",
+        f"`{made['c']['row']}` |",
+    ]
+
+
 @pytest.mark.parametrize(
     ("target", "got", "cells"),
     [
