@@ -84,6 +84,16 @@ def assert_logprobs_are_the_models(llm, outputs):
             assert told[token].rank == expected[token].rank
 
 
+@pytest.mark.parametrize("how", ["matching", "standard"])
+def test_the_likeliest_drafts_change_nothing(pair, plain, how):
+    """Certain drafts are accepted by matching as often as by rejection, so that is how they are verified."""
+    drawn = {} if pair[1] == SUFFIX else {"draft_sample_method": "greedy"}
+    with LLM(pair[0], speculative_config=pair[1] | drawn | {"rejection_sample_method": how}, **SMALL) as llm:
+        for name in ("greedy", *SAMPLED):
+            assert all_of(llm, CASES[name]) == all_of(plain, CASES[name]), name
+        assert llm.stats()["n_accepted_tokens"] > 0
+
+
 def chances_of(llm, prompt, temperature):
     """What each text of three of the few tokens should come with, from the log-probabilities of all of them."""
     texts = [[*prompt, *ids] for ids in itertools.product(FEW, repeat=N_TOKENS)]
