@@ -59,7 +59,7 @@ SamplerParams make_sampler_params(double temperature, double top_p, int64_t top_
   p.presence_penalty = presence_penalty;
   p.frequency_penalty = frequency_penalty;
   p.repetition_penalty = repetition_penalty;
-  p.seed = seed;
+  p.seed = p.apart_seed = seed;
   p.min_tokens = min_tokens;
   p.stop_ids = std::move(stop_ids);
   p.told_ids = std::move(told_ids);
@@ -144,7 +144,7 @@ Ids verify_door(const std::string& how, LogitsRows logits, const Ids& drafts, co
     if (!chances_of(params, row(i), scratch, ids, p.back())) p.back().clear();
     tested.push_back({drafts[static_cast<size_t>(i)], {ids, q}, p.back()});
   }
-  const auto [n, joint] = accept_drafts(verification_named(how), tested, params.seed, static_cast<uint32_t>(tokens.shape(0)));
+  const auto [n, joint] = accept_drafts(verification_named(how), tested, params.apart_seed, static_cast<uint32_t>(tokens.shape(0)));
   Ids found(drafts.begin(), drafts.begin() + n);
   const bool is_residual = n < k && !tested[static_cast<size_t>(n)].p.empty();
   found.push_back((is_residual ? sample_residual(params, row(n), scratch, tested[static_cast<size_t>(n)].odds, joint, nullptr)

@@ -248,7 +248,7 @@ DraftHead::Pick DraftHead::pick_apart(int64_t n, const Draw& draw, Scratch& s) c
     mean += q * q;
   }
   *draw.kept.n = n_kept;
-  return {token, static_cast<float>(mean)};
+  return {token, static_cast<float>(std::sqrt(mean))};
 }
 
 DraftHead::Pick DraftHead::pick_next(int32_t before, const float* logits, const float* hidden, const Draw& draw, Scratch& s) const {
@@ -282,6 +282,7 @@ void DraftHead::pick(const Rows& rows, int64_t k, Scratch& scratch, int32_t* tok
               {}};
     if (rows.kept != nullptr) rows.kept->n[i] = 0;
     if (rows.kept != nullptr && is_drawn) {
+      draw.seed = rows.params->apart_seed;
       draw.position = static_cast<uint32_t>(rows.position - rows.first);
       draw.lane = static_cast<uint32_t>(rows.first + i);
       draw.kept = {rows.kept->n + i, rows.kept->ids + i * n_choices(), rows.kept->q + i * n_choices()};

@@ -98,7 +98,7 @@ class RowSampler {
   double sum() const { return double{s_.kernels_.exp_sum(s_.z_.data(), v_, 0.0f)}; }
 
   int32_t drawn(int64_t from, Stream stream) const {
-    const sampler_noise::Key key{p_.seed, static_cast<uint32_t>(row_.tokens.size()), stream};
+    const sampler_noise::Key key{stream == Stream::Target ? p_.seed : p_.apart_seed, static_cast<uint32_t>(row_.tokens.size()), stream};
     return static_cast<int32_t>(sampler_noise::draw(s_.z_.data(), s_.block_max_.data(), n_blocks(), from, key));
   }
 
@@ -113,10 +113,15 @@ class RowSampler {
       own = left > 0.0 ? static_cast<float>(sampler_math::log(left)) : -kInf;
     }
     for (const int32_t id : odds.ids) s_.block_max_[static_cast<size_t>(id / kBlock)] = largest_of_block(z + id / kBlock * kBlock);
-    const auto block = std::max_element(s_.block_max_.begin(), s_.block_max_.end()) - s_.block_max_.begin();
-    const float* in_block = z + block * kBlock;
-    const int64_t found = std::max_element(in_block, in_block + kBlock) - z;
-    if (z[found] > -kInf) return found;
+    for (;;) {
+      const auto block = std::max_element(s_.block_max_.begin(), s_.block_max_.end()) - s_.block_max_.begin();
+      float& largest = s_.block_max_[static_cast<size_t>(block)];
+      if (largest == -kInf) break;
+      const float* in_block = z + block * kBlock;
+      const int64_t found = std::max_element(in_block, in_block + kBlock) - z;
+      if (z[found] > -kInf) return found;
+      largest = -kInf; // it was a bound: cut_bucket leaves such behind
+    }
     for (size_t i = 0; i < odds.ids.size(); ++i) z[odds.ids[i]] = before[i];
     for (const int32_t id : odds.ids) s_.block_max_[static_cast<size_t>(id / kBlock)] = largest_of_block(z + id / kBlock * kBlock);
     return -1;

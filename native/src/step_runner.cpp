@@ -56,10 +56,29 @@ StepRunner::~StepRunner() {
   thread_.join();
 }
 
+namespace {
+
+// A seed for drafts' noise that differs where prompts do: one person's requests may have one seed, and what is drafted of one decides how
+// many drafts of another are computed. The same request has the same again.
+uint64_t seed_beside(uint64_t seed, std::span<const int32_t> prompt) {
+  uint64_t h = seed;
+  for (const int32_t token : prompt) { // SplitMix64 over what came before and the token
+    h += 0x9E3779B97F4A7C15u + static_cast<uint64_t>(token);
+    h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
+    h ^= h >> 31;
+  }
+  return h;
+}
+
+} // namespace
+
 void StepRunner::admit(int32_t slot, std::span<const int32_t> tokens, int64_t n_prompt, SamplerParams params, int64_t n_first) {
   std::memcpy(token_row(slot), tokens.data(), tokens.size_bytes());
   Slot& s = slots_[static_cast<size_t>(slot)];
   s.params = std::move(params);
+  if (limits_.verification != Verification::Matching)
+    s.params.apart_seed = seed_beside(s.params.seed, tokens.first(static_cast<size_t>(std::min<int64_t>(n_prompt, std::ssize(tokens)))));
   s.n_prompt = n_prompt;
   s.n_first = n_first;
   s.n_tokens = static_cast<int64_t>(tokens.size());
@@ -586,7 +605,7 @@ void StepRunner::settle(Work& w, size_t s, SamplerScratch& scratch, int32_t thre
     const DraftOdds odds = odds_of(w, s, i, drafts[i]);
     tested.push_back({drafts[i], odds, chances_of_row(r, w.row_has_p[r] ? odds.ids.size() : 0)});
   }
-  const auto [n, joint] = accept_drafts(limits_.verification, tested, params.seed, static_cast<uint32_t>(out.row_pos[first] + 1));
+  const auto [n, joint] = accept_drafts(limits_.verification, tested, params.apart_seed, static_cast<uint32_t>(out.row_pos[first] + 1));
   for (int32_t i = 0; i < n; ++i) {
     const size_t r = first + static_cast<size_t>(i);
     out.row_token[r] = drafts[i];

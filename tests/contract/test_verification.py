@@ -85,7 +85,7 @@ def test_a_draft_is_drawn_from_what_is_kept_of_it(temperature):
     best = np.argsort(-logits[0], kind="stable")[:64]
     assert sorted(ids) == sorted(best)
     np.testing.assert_allclose(q, softmax(logits[0][ids].astype(float) / temperature), rtol=1e-6)
-    assert confidence == pytest.approx((q**2).sum(), rel=1e-5)
+    assert confidence == pytest.approx((q**2).sum() ** 0.5, rel=1e-5)
     is_common = q * counts.sum() > 5
     expected = q[is_common] * counts.sum()
     assert (((counts[ids[is_common]] - expected) ** 2) / expected).sum() < 2.5 * is_common.sum() + 20
@@ -156,6 +156,25 @@ def test_texts_made_of_several_blocks_have_the_targets_distribution(how, options
     n_free = is_common.sum() - 1
     assert n_free > 8
     assert found.sum() < n_free + 4.5 * (2 * n_free) ** 0.5
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_residual_of_a_nucleus_is_what_is_left_of_it(how):
+    """A token that the nucleus cut leaves a bound behind in its block of 64, above all that is left of the others."""
+    n = 4000
+    row = np.full(128, -20.0, np.float32)
+    row[[0, 1, 70]] = 0.0, -0.3, -0.305  # of which the nucleus ends between the last two, in one bucket
+    logits = np.stack([row, row])
+    weights = np.exp(row.astype(float))
+    params = {"top_p": float((weights[0] + 0.9 * weights[1]) / weights.sum())}
+    share = weights[:2] / weights[:2].sum()
+    for q0 in (0.3, 0.9):
+        counts = np.zeros(2)
+        for seed in range(n):
+            draft = int(uniforms(seed + 10**6, 3, np.arange(1))[0] > q0)
+            odds = [([0, 1], [q0, 1 - q0])]
+            counts[_native.verify_drafts(how, logits, [draft], odds, sampling(seed, **params), TOKENS, 2)[0]] += 1
+        np.testing.assert_allclose(counts / n, share, atol=4.5 * (0.25 / n) ** 0.5)
 
 
 @pytest.mark.parametrize("how", HOW)
