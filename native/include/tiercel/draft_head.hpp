@@ -12,7 +12,8 @@
 //
 // For verification by rejection drafts are drawn *apart*: with noise of their own, from the softmax of logit / temperature over the
 // n_choices likeliest ids, and that distribution is kept. Whether such a draft is computed must not depend on what it is, so in place of
-// its own share its confidence is the root of the distribution's mean share, unless a confidence head gives it, which reads the token before.
+// its own share its confidence is the root of the distribution's mean share, unless a confidence head gives it, which reads the token
+// before.
 //
 // Immutable once built; any thread may pick, with a scratch of its own. Nothing is allocated in picking. The products' order of sums is
 // that of KernelTable::row_products, so picks are the same at every level.

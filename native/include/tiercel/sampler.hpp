@@ -33,7 +33,7 @@ struct SamplerParams {
   double repetition_penalty = 1.0;
   uint64_t seed = 0;
   uint64_t apart_seed = 0; // of all noise that verification by rejection has beside the target's own
-  int64_t min_tokens = 0; // stop_ids are forbidden until so many were generated
+  int64_t min_tokens = 0;  // stop_ids are forbidden until so many were generated
   std::vector<int32_t> stop_ids;
   std::vector<Bias> bias; // ids are distinct
   bool has_allowed_ids = false;

@@ -1,9 +1,10 @@
 // Accepting drafts that were drawn from a distribution of their own, by rejection: the definitions of src/tiercel/spec/verify.py.
 //
 // What is emitted has the target's distribution p, whatever the drafts' own, q. It depends on what was drafted, so it is not the text
-// without drafts: that is what Matching gives, and why it is the rule unless somebody asks. All noise is keyed by the sequence's seed (drafts',
-// acceptance's and the residual's by its prompt as well), and streams are independent. A block of drafts is keyed by the position of its first and by the draft's place, never by the draft's own
-// position: later blocks draft the same positions again, and acceptance by blocks has looked at all of a block's noise.
+// without drafts: that is what Matching gives, and why it is the rule unless somebody asks. All noise is keyed by the sequence's seed
+// (drafts', acceptance's and the residual's by its prompt as well), and streams are independent. A block of drafts is keyed by the position
+// of its first and by the draft's place, never by the draft's own position: later blocks draft the same positions again, and acceptance by
+// blocks has looked at all of a block's noise.
 //
 // Sources: Leviathan et al. 2023, arXiv:2211.17192 (Standard); Sun et al. 2024, arXiv:2403.10444 (Block).
 #pragma once
