@@ -118,32 +118,39 @@ def chances_of(llm, prompt, temperature):
 
 # Times of steps with which only likely drafts are computed, and of many sequences some.
 SECONDS = [1.0 + 0.02 * n for n in range(128)]
+# Drafters in the step, whose rows the runner chooses, that are sure of some drafts.
+CHOOSING = [name for name in PAIRS if name not in MTP and name != "suffix"]
 
 
-@pytest.mark.parametrize("is_chosen", [False, True], ids=["always", "chosen"])
-@pytest.mark.parametrize("how", ["standard", "block"])
-def test_sampled_text_has_the_models_distribution(pair, plain, how, is_chosen):
-    """Four thousand texts of three tokens of each way: all of them as often as the model has them."""
-    if is_chosen and "model" not in pair[1]:
-        pytest.skip("the runner does not choose, or this drafter's drafts are too unlikely to be chosen")
+def compare_texts(pair, plain, how, policy):
+    """Hold four thousand texts of three tokens to the chances that the model has for them; return the counts."""
     n, temperature, prompt = 4000, 0.9, list(range(97, 103)) * 2
     expected = n * chances_of(plain, prompt, temperature)
     counts = np.zeros_like(expected)
+    few = {"max_tokens": N_TOKENS + 3, "ignore_eos": True, "allowed_token_ids": FEW}
+    params = [SamplingParams(temperature=temperature, seed=seed, **few) for seed in range(n)]
     options = pair[1] | {"rejection_sample_method": how, "adaptive": False}
-    params = [
-        SamplingParams(
-            temperature=temperature, seed=seed, max_tokens=N_TOKENS + 3, ignore_eos=True, allowed_token_ids=FEW
-        )
-        for seed in range(n)
-    ]
     with LLM(pair[0], speculative_config=options, **SMALL | {"max_num_seqs": 32, "max_num_batched_tokens": 256}) as llm:
-        if is_chosen:
-            llm.client.core._runner.set_draft_policy(SECONDS, [])
+        if policy:
+            llm.client.core._runner.set_draft_policy(policy, [])
         outputs = llm.generate([{"prompt_token_ids": prompt}] * n, params, use_tqdm=False)
         stats = llm.stats()
     for output in outputs:
         counts[tuple(FEW.index(token) for token in output.outputs[0].token_ids[:N_TOKENS])] += 1
-    assert stats["n_accepted_tokens"] > n / 20
-    assert not is_chosen or stats["n_draft_tokens"] < 1.5 * stats["n_drafts"]
     n_free = counts.size - 1
     assert ((counts - expected) ** 2 / expected).sum() < n_free + 4.5 * (2 * n_free) ** 0.5
+    assert stats["n_accepted_tokens"] > n / 20
+    return stats
+
+
+@pytest.mark.parametrize("how", ["standard", "block"])
+def test_sampled_text_has_the_models_distribution(pair, plain, how):
+    compare_texts(pair, plain, how, [])
+
+
+@pytest.mark.parametrize("how", ["standard", "block"])
+@pytest.mark.parametrize("pair", CHOOSING, indirect=True, scope="module")
+def test_sampled_text_has_it_where_only_some_drafts_are_computed(pair, plain, how):
+    """Those that the early stop chooses, by confidences of this same step."""
+    stats = compare_texts(pair, plain, how, SECONDS)
+    assert stats["n_draft_tokens"] < 1.5 * stats["n_drafts"]
